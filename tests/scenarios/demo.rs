@@ -10,6 +10,8 @@ use nix::{
     unistd::Pid,
 };
 
+use crate::json_output::assert_described;
+
 /// brambled processes whose parent is `pid`, or that a demo with this folder started.
 fn daemons_of(pid: u32) -> Vec<u32> {
     let mut found = Vec::new();
@@ -46,6 +48,7 @@ fn demo_without_a_terminal_prints_text_and_profile() {
 fn once_takes_prompt_length_nodes_and_layout() {
     let run = ["demo", "--json", "--nodes", "3", "--max-tokens", "5", "--prompt", "JULIET:", "--seed", "1"];
     let object = console(&run).completion();
+    assert_described("console demo", &object);
     assert_eq!(object["token_ids"].as_array().map(Vec::len), Some(5));
     assert_eq!((object["topology"].as_str(), object["ranks"].as_array().map(Vec::len)), (Some("tp3"), Some(3)));
     let pipeline = console(&["demo", "--json", "--topology", "pp2-tp2", "--max-tokens", "5"]).completion();
@@ -96,6 +99,7 @@ fn tour_shows_every_step_with_real_processes_and_leaves_none() {
     });
     let ended = finish(child);
     let told = ended.json();
+    assert_described("console demo --tour", &told);
     assert_eq!((ended.code, &told["ok"]), (Some(0), &true.into()), "{} {}", ended.out, ended.err);
     let seen = |step: usize| told["steps"][step]["seen"].as_str().unwrap_or_default().to_owned();
     assert_eq!(told["steps"].as_array().map(Vec::len), Some(7));

@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::adopt::pair;
+use crate::{adopt::pair, json_output::assert_described};
 
 const MODEL: &str = "bard-q8_0.gguf";
 
@@ -70,6 +70,7 @@ fn states(ended: &Ended) -> Vec<String> {
     let line = ended.out.lines().next().unwrap_or_default();
     let object: Value =
         serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {} {}", ended.out, ended.err));
+    assert_described("console up", &object);
     let steps = object["steps"].as_array().expect("a list of steps").clone();
     steps.iter().map(|step| step["state"].as_str().unwrap_or_default().to_owned()).collect()
 }
@@ -142,6 +143,7 @@ fn new_node_replaces_a_dead_one_at_its_position() {
     let planned = house.good(&["node", "replace", "pi2", &new, "--dry-run", "--json"]);
     assert_eq!(planned.json()["plan"]["topology"], "tp3", "{}", planned.out);
     let replaced = house.good(&["node", "replace", "pi2", &new, "--yes", "--json"]).json();
+    assert_described("console node replace", &replaced);
     assert_eq!(
         (&replaced["old"], &replaced["new"], &replaced["topology"]),
         (&json!("pi2"), &json!("pi4"), &json!("tp3"))

@@ -1,15 +1,15 @@
 //! The objects of `--json` on a real cluster, compared with `docs/json/console.schema.json`, and `docs/json.md`, which is
 //! written from it.
-use std::{collections::BTreeMap, fs};
+use std::{collections::BTreeMap, fs, path::Path};
 
 use harness::{
     json_schema::{differences, document},
-    programs::{Cluster, Ended, root},
+    programs::{Cluster, Ended, demo_models, root},
 };
 use serde_json::Value;
 
-/// Commands that print an object, on two nodes that serve the demo model. `ALL` stands for the nodes. The first word after
-/// `=` is the definition, if it is not the command itself.
+/// Commands that print an object, on two nodes that serve the demo model. `ALL` stands for the nodes, `MODEL` for the file
+/// of the demo model, and `FOLDER` for a new folder. The definition follows `=` if it is not the command itself.
 const LINES: &[&str] = &[
     "generate --nodes ALL --prompt ROMEO: --max-tokens 4 --logprobs 2 --yes",
     "generate --nodes ALL --prompt ROMEO: --max-tokens 4 --profile",
@@ -23,14 +23,21 @@ const LINES: &[&str] = &[
     "events --nodes ALL",
     "kv --nodes ALL",
     "kv clear --nodes ALL --yes",
+    "doctor --nodes ALL --bundle FOLDER/bundle.tar.gz = console doctor --bundle",
+    "cluster list",
+    "key new --key FOLDER/cluster.key",
+    "key show --key FOLDER/cluster.key",
+    "key show --key FOLDER/cluster.key --fingerprint",
     "logs pi1 --nodes ALL --tail 3",
     "model list --nodes ALL",
     "model search llama --nodes ALL",
     "model verify bard-q8_0.gguf --nodes ALL = console model pull",
+    "model pull bard-q8_0.gguf --from pi1 --node pi2 --nodes ALL",
     "node check pi2 --nodes ALL",
     "node show pi1 --nodes ALL",
     "requests --nodes ALL",
     "topology show --nodes ALL",
+    "tokenize --model MODEL --text hello",
     "topology plan --model llama-3.1-8b --count 2",
     "topology simulate --model llama-3.1-8b --nodes 1..2",
     "node cordon pi2 --nodes ALL --reason fan --yes",
@@ -39,9 +46,37 @@ const LINES: &[&str] = &[
     "node include pi2 --nodes ALL --yes = console node exclude",
     "node remove pi2 --nodes ALL --yes",
     "node add ALL2 --nodes ALL1 --yes",
+    "topology take-over --nodes ALL --yes",
     "topology unload --nodes ALL --yes",
+    "bench links --nodes ALL --pings 8 --stream-ms 50",
+    "bench node --nodes ALL --model bard-q8_0.gguf --prefill 8 --context 0 --tokens 2 --repeats 1",
     "node show pi9 --nodes ALL = failure",
 ];
+
+/// Definitions that other scenarios compare, with [`assert_described`].
+const ELSEWHERE: &[&str] = &["console demo", "console demo --tour", "console node replace", "console up"];
+/// Definitions that are not compared with output.
+const UNCOMPARED: &[&str] = &[
+    "console key adopt",
+    "console key rotate",
+    "console model remove",
+    "console node discover",
+    "console requests cancel",
+    "console restart",
+    "console restart --rolling",
+    "console topology assign",
+];
+
+/// Asserts that an object has exactly the fields of a definition.
+///
+/// # Panics
+/// If it differs.
+#[track_caller]
+pub(crate) fn assert_described(name: &str, object: &Value) {
+    assert!(ELSEWHERE.contains(&name), "add {name} to the list");
+    let different = differences(&schema(), name, object);
+    assert!(different.is_empty(), "docs/json/console.schema.json differs: {different:#?}");
+}
 
 fn schema() -> Value {
     let path = root().join("docs/json/console.schema.json");
@@ -59,12 +94,16 @@ fn definition<'a>(schema: &'a Value, line: &'a str) -> &'a str {
     fitting.max_by_key(|name| name.len()).unwrap_or_else(|| panic!("no definition for {line}"))
 }
 
-fn run(cluster: &Cluster, line: &str) -> Ended {
+fn run(cluster: &Cluster, folder: &Path, line: &str) -> Ended {
     let words = line.split(" = ").next().unwrap_or(line).split(' ').map(|word| match word {
         "ALL" => cluster.nodes(),
         "ALL1" => cluster.addresses[0].clone(),
         "ALL2" => cluster.addresses[1].clone(),
-        word => word.replace("ALL,", &format!("{},", cluster.nodes())),
+        "MODEL" => demo_models().join("bard-q8_0.gguf").display().to_string(),
+        word => {
+            let word = word.replace("ALL,", &format!("{},", cluster.nodes()));
+            word.replace("FOLDER/", &format!("{}/", folder.display()))
+        }
     });
     let words: Vec<String> = words.collect();
     let words: Vec<&str> = words.iter().map(String::as_str).chain(["--json"]).collect();
@@ -75,9 +114,10 @@ fn run(cluster: &Cluster, line: &str) -> Ended {
 fn json_output_has_exactly_the_fields_of_its_schema() {
     let schema = schema();
     let cluster = Cluster::of(2);
+    let folder = tempfile::tempdir().expect("create a temporary folder");
     let mut found: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for line in LINES {
-        let ended = run(&cluster, line);
+        let ended = run(&cluster, folder.path(), line);
         let objects: Vec<&str> = ended.out.lines().collect();
         assert!(!objects.is_empty(), "{line} printed nothing: {}", ended.err);
         for object in objects {
@@ -91,6 +131,17 @@ fn json_output_has_exactly_the_fields_of_its_schema() {
         }
     }
     assert!(found.is_empty(), "add the fields to docs/json/console.schema.json: {found:#?}");
+}
+
+#[test]
+fn every_definition_of_a_command_is_compared_or_listed() {
+    let schema = schema();
+    let compared: Vec<&str> = LINES.iter().map(|line| definition(&schema, line)).collect();
+    let names = schema["$defs"].as_object().expect("definitions").keys();
+    for name in names.filter(|name| name.starts_with("console ")) {
+        let is_listed = ELSEWHERE.contains(&name.as_str()) || UNCOMPARED.contains(&name.as_str());
+        assert!(compared.contains(&name.as_str()) != is_listed, "{name}: compare it with output, once");
+    }
 }
 
 #[test]
@@ -110,10 +161,7 @@ fn every_command_with_json_has_a_definition() {
     let names = schema["$defs"].as_object().expect("definitions");
     let mut missing = Vec::new();
     leaves(&console::cli::command(), "console", &mut |path| {
-        // A noun's definition also stands for those of its commands that print the same, which its text names.
-        let is_known =
-            path.match_indices(' ').map(|found| &path[..found.0]).chain([path]).any(|name| names.contains_key(name))
-                || SAME.iter().any(|same| same.0 == path && names.contains_key(same.1));
+        let is_known = names.contains_key(path) || SAME.iter().any(|same| same.0 == path && names.contains_key(same.1));
         if !is_known && !TEXT_ONLY.contains(&path) {
             missing.push(path.to_owned());
         }
@@ -122,8 +170,15 @@ fn every_command_with_json_has_a_definition() {
 }
 
 /// Commands whose object is that of another one.
-const SAME: &[(&str, &str)] =
-    &[("console node include", "console node exclude"), ("console model verify", "console model pull")];
+const SAME: &[(&str, &str)] = &[
+    ("console cluster add", "console cluster"),
+    ("console cluster list", "console cluster"),
+    ("console cluster remove", "console cluster"),
+    ("console cluster use", "console cluster"),
+    ("console kv list", "console kv"),
+    ("console model verify", "console model pull"),
+    ("console node include", "console node exclude"),
+];
 /// Commands that print no object of their own.
 const TEXT_ONLY: &[&str] = &["console completions", "console proxy", "console replay", "console screen"];
 

@@ -8,6 +8,7 @@ cargo build --release --locked --workspace && bench/scripts/console/tasks.py [--
 Three or four daemons on loopback addresses with the demo model; tmux. The first task, the first answer on three fresh
 machines, is measured by packaging/quick-start-test.sh.
 """
+import contextlib
 import http.client
 import json
 import os
@@ -139,7 +140,8 @@ def main():
     arguments = parser.parse_args()
     bramble.end_on_signals()
     found = []
-    for name, task in TASKS.items():
+    for task in TASKS:
+        name = task.__name__
         if arguments.only not in (None, name):
             continue
         folder = tempfile.mkdtemp(prefix="bramble-tasks-")
@@ -186,91 +188,87 @@ def swap_model(cluster, folder):
     shell.press("Enter")
     shell.wait("is replaced by")
     shell.press("Enter")
-    shell.wait(r"bramble .*second-q8_0.*(ready|serving)")
+    shell.wait(r"bramble [^\n]*second-q8_0[^\n]*(ready|serving)\n")
+    return result(made)
+
+
+def confirmed(made, command, outcome):
+    """Runs a command that asks, answers yes, and waits for its outcome."""
+    made.terminal.run(command)
+    made.terminal.wait(r"\[y/N\]")
+    made.terminal.run("y")
+    made.terminal.wait(outcome)
     return result(made)
 
 
 def add_node(cluster, folder):
     made = rig(cluster, folder, 4)
-    shell = made.terminal
-    shell.run(f"console node add {made.addresses[3]}")
-    shell.wait(r"\[y/N\]")
-    shell.run("y")
-    shell.wait("pi4 joined")
-    return result(made)
+    return confirmed(made, f"console node add {made.addresses[3]}", "pi4 joined")
 
 
 def replace_node(cluster, folder):
     made = rig(cluster, folder, 4)
-    shell = made.terminal
     made.daemons[2].stop()
-    shell.run(f"console node replace pi3 {made.addresses[3]}")
-    shell.wait(r"\[y/N\]")
-    shell.run("y")
-    shell.wait("pi4 replaced pi3")
-    return result(made)
+    return confirmed(made, f"console node replace pi3 {made.addresses[3]}", "pi4 replaced pi3")
 
 
-def find_slow_node(cluster, folder):
-    made = rig(cluster, folder)
-    load, stopper = Load(made.addresses[0]), Stopper(made.daemons[1].process, 4, 12)
+@contextlib.contextmanager
+def slowed(made, stop_ms, every_ms):
+    """Stops the second node for a part of every period."""
+    stopper = Stopper(made.daemons[1].process, stop_ms, every_ms)
     stopper.start()
     try:
-        made.terminal.run("console")
-        made.terminal.wait(r"pi2 delays \d+ %")
-        return result(made)
+        yield
     finally:
         stopper.end()
+
+
+def find_slow_node(cluster, folder, *further):
+    """`further`: keys pressed then, each with the text to wait for."""
+    made = rig(cluster, folder)
+    load = Load(made.addresses[0])
+    try:
+        with slowed(made, 4, 12):
+            made.terminal.run("console")
+            made.terminal.wait(r"pi2 delays \d+ %")
+            for key, text in further:
+                made.terminal.press(key)
+                made.terminal.wait(text)
+            return result(made)
+    finally:
         load.end()
 
 
 def why_is_it_slow(cluster, folder):
-    made = rig(cluster, folder)
-    load, stopper = Load(made.addresses[0]), Stopper(made.daemons[1].process, 4, 12)
-    stopper.start()
-    try:
-        made.terminal.run("console")
-        made.terminal.wait(r"pi2 delays \d+ %")
-        made.terminal.press("3")
-        made.terminal.wait("pi2 .*% of their time")
-        return result(made)
-    finally:
-        stopper.end()
-        load.end()
+    return find_slow_node(cluster, folder, ("3", "pi2 .*% of their time"))
 
 
 def roll_restart(cluster, folder):
     made = rig(cluster, folder)
-    supervisor = Supervisor(cluster.daemons)
+    shell, supervisor = made.terminal, Supervisor(cluster.daemons)
     supervisor.start()
     try:
-        return restarted(made)
+        shell.run("console")
+        shell.wait("3 of 3 connected")
+        shell.press("R")
+        shell.wait("Esc no")
+        shell.press("Enter")
+        shell.wait("2 of 3", 120)
+        shell.wait(r"bramble  tp3[^\n]*(ready|serving)\n", 120)
+        return result(made)
     finally:
         supervisor.ended.set()
         supervisor.join()
-
-
-def restarted(made):
-    shell = made.terminal
-    shell.run("console")
-    shell.wait("3 of 3 connected")
-    shell.press("R")
-    shell.wait("Esc no")
-    shell.press("Enter")
-    shell.wait("2 of 3", 120)
-    shell.wait(r"bramble  tp3[^\n]*(ready|serving)\n", 120)
-    return result(made)
 
 
 def stop_runaway_request(cluster, folder):
     made = rig(cluster, folder)
     shell = made.terminal
     # Without a slow node the answer would end before it can be cancelled.
-    stopper = Stopper(made.daemons[1].process, 95, 100)
-    stopper.start()
-    try:
+    with slowed(made, 95, 100):
         request = Request(made.addresses[0])
-        request.is_streaming.wait(30)
+        if not request.is_streaming.wait(30):
+            sys.exit(f"no answer begins: {request.outcome}")
         shell.run("console")
         shell.wait("tokens/s")
         shell.press("5")
@@ -278,14 +276,16 @@ def stop_runaway_request(cluster, folder):
         shell.press("X")
         shell.wait("Esc no")
         shell.press("Enter")
-        shell.wait("cancelled")
+        request.join(30)
+        if request.is_alive():
+            sys.exit(f"the request still runs:\n{shell.screen()}")
+        # The dialog's text has the word, too.
+        shell.wait(r"\A(?!.*Esc no).*cancelled")
         return result(made)
-    finally:
-        stopper.end()
 
 
 def stretched(recording):
-    """Multiplies the times of a recording, so that it lasts an hour; returns its length in seconds."""
+    """Multiplies the times of a recording, so that it lasts an hour."""
     with open(recording) as file:
         first, *lines = file.read().splitlines()
     moments = [json.loads(line) for line in lines]
@@ -295,7 +295,6 @@ def stretched(recording):
         for moment in moments:
             moment["us"] = int(moment["us"] * factor)
             file.write(json.dumps(moment, separators=(",", ":")) + "\n")
-    return 3600
 
 
 def watch_an_hour_back(cluster, folder):
@@ -330,17 +329,17 @@ def chat_with_three_turns(cluster, folder):
     return result(made)
 
 
-TASKS = {
-    "swap_model": swap_model,
-    "add_node": add_node,
-    "replace_node": replace_node,
-    "find_slow_node": find_slow_node,
-    "why_is_it_slow": why_is_it_slow,
-    "roll_restart": roll_restart,
-    "stop_runaway_request": stop_runaway_request,
-    "watch_an_hour_back": watch_an_hour_back,
-    "chat_with_three_turns": chat_with_three_turns,
-}
+TASKS = [
+    swap_model,
+    add_node,
+    replace_node,
+    find_slow_node,
+    why_is_it_slow,
+    roll_restart,
+    stop_runaway_request,
+    watch_an_hour_back,
+    chat_with_three_turns,
+]
 
 if __name__ == "__main__":
     main()

@@ -1,5 +1,5 @@
 //! Well-known models that Bramble runs: their short names, files and figures; search by words, and the choice of one
-//! file by a short name. Pure: nothing is asked over the network.
+//! file by a short name. Pure: makes no network requests.
 mod entries;
 #[cfg(test)]
 mod tests;
@@ -87,6 +87,11 @@ impl CatalogueEntry {
         self.files.iter().find(|file| file.quantisation.eq_ignore_ascii_case(quantisation))
     }
 
+    /// The file with this file name.
+    pub fn file_named(&self, file_name: &str) -> Option<&CatalogueFile> {
+        self.files.iter().find(|file| file.file_name() == file_name)
+    }
+
     /// Its parameters for display: `4.2B`, or `35B, 3B active`.
     pub fn size_text(&self) -> String {
         match self.active {
@@ -98,6 +103,11 @@ impl CatalogueEntry {
 
 fn billions(count: f32) -> String {
     if count < 10.0 && count.fract() > 0.01 { format!("{count:.1}B") } else { format!("{count:.0}B") }
+}
+
+/// The model that has a file with this file name, and that file.
+pub fn of_file(file_name: &str) -> Option<(&'static CatalogueEntry, &'static CatalogueFile)> {
+    ENTRIES.iter().find_map(|entry| entry.file_named(file_name).map(|file| (entry, file)))
 }
 
 /// What a short name means.
@@ -116,25 +126,30 @@ pub enum Resolved {
 /// The model of this name; upper and lower case, and `-`, `.`, `_` and spaces, do not matter. `NAME:QUANTISATION` chooses
 /// a quantisation. A part of a name is enough if it names a single model and does not end within a word or number.
 pub fn resolve(typed: &str) -> Resolved {
-    let (name, quantisation) = split(typed.trim());
+    let (name, _) = split(typed.trim());
     let part = folded(name);
     if part.is_empty() {
         return Resolved::Unknown(Vec::new());
     }
     if let Some(entry) = ENTRIES.iter().find(|entry| folded(entry.name) == part) {
-        return chosen(entry, quantisation);
+        return chosen(entry, typed);
     }
     let found: Vec<&CatalogueEntry> = ENTRIES.iter().filter(|entry| folded(entry.name).contains(&part)).collect();
     match found.as_slice() {
         [] => Resolved::Unknown(closest(name, ENTRIES.iter().map(|entry| entry.name))),
-        [only] if ends_at_a_word(only.name, name) => chosen(only, quantisation),
+        [only] if ends_at_a_word(only.name, name) => chosen(only, typed),
         _ => Resolved::Several(found),
     }
 }
 
-fn chosen(entry: &'static CatalogueEntry, quantisation: Option<&str>) -> Resolved {
-    let file = quantisation.map_or(Some(entry.usual()), |quantisation| entry.file(quantisation));
-    file.map_or(Resolved::NoSuchFile(entry), |file| Resolved::One(entry, file))
+fn chosen(entry: &'static CatalogueEntry, typed: &str) -> Resolved {
+    file_of(entry, typed).map_or(Resolved::NoSuchFile(entry), |file| Resolved::One(entry, file))
+}
+
+/// The file of a model that `NAME:QUANTISATION` or `NAME` means; `None` if it has no file of that quantisation.
+pub fn file_of(entry: &'static CatalogueEntry, typed: &str) -> Option<&'static CatalogueFile> {
+    let (_, quantisation) = split(typed.trim());
+    quantisation.map_or(Some(entry.usual()), |quantisation| entry.file(quantisation))
 }
 
 /// Name and quantisation. Text after a colon that is no quantisation belongs to the name, as in `qwen3.5:4b`.
@@ -146,7 +161,7 @@ fn split(typed: &str) -> (&str, Option<&str>) {
 }
 
 /// Whether a text looks like `Q8_0`, `IQ4_XS`, `UD-Q4_K_M`, `MXFP4`, `F16` or `BF16`.
-fn is_quantisation(text: &str) -> bool {
+pub fn is_quantisation(text: &str) -> bool {
     let text = text.to_ascii_uppercase();
     let text = text.strip_prefix("UD-").unwrap_or(&text);
     ["Q", "IQ", "MXFP", "F", "BF"].iter().any(|start| {

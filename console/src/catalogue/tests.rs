@@ -40,7 +40,7 @@ fn every_entry_is_plausible_and_its_sources_are_valid() {
 }
 
 #[test]
-fn shapes_are_built_in_and_as_large_as_the_files() {
+fn shapes_are_built_in_and_of_the_same_family() {
     for entry in ENTRIES {
         let Some(shape) = entry.shape else { continue };
         for file in entry.files {
@@ -85,6 +85,14 @@ fn short_names_choose_a_model_and_a_quantisation() {
     ] {
         assert_eq!(one(typed), meant, "{typed}");
     }
+}
+
+#[test]
+fn quantisation_is_kept_where_a_name_matches_several_models() {
+    let Resolved::Several(entries) = resolve("llama3.2:q8_0") else { panic!("it matches two models") };
+    assert_eq!(file_of(entries[0], "llama3.2:q8_0").map(|file| file.quantisation), Some("Q8_0"));
+    assert_eq!(file_of(entries[0], "llama3.2:q2_k"), None);
+    assert_eq!(file_of(entries[0], "llama3.2"), Some(entries[0].usual()));
 }
 
 #[test]

@@ -8,9 +8,9 @@ use common::{
     units::Bytes,
 };
 use protocol::models::{FileState, ModelFile, ModelsRequest, ModelsResponse, Step, files_of};
+use tokio::{sync::Semaphore, task::JoinSet};
 
 use super::{models, session::Session};
-use tokio::{sync::Semaphore, task::JoinSet};
 
 /// Nodes that copy a file from the same node at a time.
 const COPIES_MAX: usize = 4;
@@ -139,7 +139,11 @@ pub async fn remove(sessions: &[Arc<Session>], model: &str) -> Result<Vec<String
     Ok(removed)
 }
 
-async fn remove_file(session: &Session, model: &str) -> Result<(), Fault> {
+/// Deletes a file on a node.
+///
+/// # Errors
+/// The node refuses or does not have it.
+pub async fn remove_file(session: &Session, model: &str) -> Result<(), Fault> {
     let request = ModelsRequest::Remove { model: model.to_owned() };
     match models::ask(session, request, &|_, _, _| {}).await? {
         ModelsResponse::Removed => Ok(()),

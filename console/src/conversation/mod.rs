@@ -114,8 +114,9 @@ impl Conversation {
     /// out, because templates expect user and assistant to alternate.
     ///
     /// # Errors
-    /// They are longer than a request may be; the message names the next step.
+    /// The conversation is too long for a request, or has no prompt.
     pub fn messages(&self) -> Result<String, String> {
+        self.check_turns().map_err(|reason| format!("the conversation {reason}"))?;
         let mut messages = Vec::new();
         if !self.system.is_empty() {
             messages.push(message("system", &self.system));
@@ -130,13 +131,13 @@ impl Conversation {
         if text.len() <= PROMPT_BYTES_MAX {
             return Ok(text);
         }
-        Err(format!("the conversation is longer than {PROMPT_BYTES_MAX} bytes: start a new one"))
+        Err(format!("the conversation is longer than {PROMPT_BYTES_MAX} bytes"))
     }
 
-    /// Checks a conversation that was read from a file.
+    /// Checks a conversation that was read from a file, or will be written to one.
     ///
     /// # Errors
-    /// It is invalid; the text gives the reason.
+    /// It is invalid; the text gives the reason and follows "the conversation" or the name of its file.
     pub fn check(&self) -> Result<(), String> {
         if self.version != VERSION {
             return Err(format!("has version {}, this console reads version {VERSION}", self.version));
@@ -144,11 +145,19 @@ impl Conversation {
         if !is_id(&self.id) {
             return Err("has an invalid id".to_owned());
         }
-        let fits = self.title.len() <= TITLE_BYTES_MAX && self.system.len() <= SYSTEM_BYTES_MAX;
-        if self.turns.len() > TURNS_MAX || !fits {
-            return Err(format!("has more than {TURNS_MAX} turns, or a title or system prompt that is too long"));
+        self.check_turns()?;
+        let texts = [("title", &self.title, TITLE_BYTES_MAX), ("system prompt", &self.system, SYSTEM_BYTES_MAX)];
+        match texts.iter().find(|(_, text, most)| text.len() > *most) {
+            Some((name, text, most)) => {
+                Err(format!("has a {name} of {} bytes, at most {most} are allowed", text.len()))
+            }
+            None => Ok(()),
         }
-        Ok(())
+    }
+
+    fn check_turns(&self) -> Result<(), String> {
+        let count = self.turns.len();
+        if count <= TURNS_MAX { Ok(()) } else { Err(format!("has {count} turns, at most {TURNS_MAX} are allowed")) }
     }
 
     /// The conversation as Markdown.

@@ -27,7 +27,9 @@ fn messages_leave_out_prompts_without_an_answer_and_thoughts() {
     assert_eq!(messages, expected);
     assert!(talk(Vec::new()).messages().is_err());
     let error = talk(vec![turn(&"x".repeat(PROMPT_BYTES_MAX), None)]).messages().expect_err("it is too long");
-    assert!(error.contains("start a new one"), "{error}");
+    assert!(error.contains("longer than"), "{error}");
+    let error = talk(vec![turn("x", None); TURNS_MAX + 1]).messages().expect_err("it has too many turns");
+    assert!(error.contains("turns"), "{error}");
 }
 
 #[test]

@@ -1,7 +1,11 @@
-//! Delivers alerts: the terminal's bell, a desktop notification, the operator's command or URL. Commands and requests run
-//! one at a time on a task of their own, each with a time limit; what the queue cannot hold is dropped.
+//! Delivers alerts: the terminal's bell, a desktop notification, the operator's command or URL. Commands and requests
+//! run one at a time on a task of their own, each with a time limit; what the queue cannot hold is dropped.
 use std::{process::Stdio, time::Duration};
 
+use nix::{
+    sys::signal::{Signal, killpg},
+    unistd::Pid,
+};
 use tokio::{io::AsyncWriteExt, process::Command, sync::mpsc, time::timeout};
 
 use crate::{
@@ -68,10 +72,11 @@ async fn deliver(how: AlertPreferences, mut alerts: mpsc::Receiver<Alert>, news:
     while let Some(alert) = alerts.recv().await {
         let mut failures = Vec::new();
         if let Some(command) = &how.command {
-            failures.extend(run(command, &alert).await.err().map(|why| format!("alert_command: {why}")));
+            failures
+                .extend(run(command, &alert).await.err().map(|why| format!("alert_command in dashboard.toml: {why}")));
         }
         if let Some(url) = &how.url {
-            failures.extend(post(url, &alert).await.err().map(|why| format!("alert_url: {why}")));
+            failures.extend(post(url, &alert).await.err().map(|why| format!("alert_url in dashboard.toml: {why}")));
         }
         for failure in failures {
             // Messages that the dashboard cannot take are dropped.
@@ -92,9 +97,12 @@ async fn run(command: &str, alert: &Alert) -> Result<(), String> {
         // The dashboard owns the terminal.
         .stdout(Stdio::null())
         .stderr(Stdio::null())
+        // A group of its own: the time limit also ends what the shell started.
+        .process_group(0)
         .kill_on_drop(true)
         .spawn()
         .map_err(|error| error.to_string())?;
+    let group = child.id().map(|pid| Pid::from_raw(pid.cast_signed()));
     let input = child.stdin.take();
     let ended = timeout(PATIENCE, async {
         if let Some(mut input) = input {
@@ -105,9 +113,13 @@ async fn run(command: &str, alert: &Alert) -> Result<(), String> {
     });
     match ended.await {
         Ok(Ok(status)) if status.success() => Ok(()),
-        Ok(Ok(status)) => Err(format!("it ended with {status}")),
+        Ok(Ok(status)) => Err(format!("it ended with {status}; try it in a shell")),
         Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => Err(format!("ended after {} s without an answer", PATIENCE.as_secs())),
+        Err(_) => {
+            // The shell still runs, so that its id is that of its group. The signal fails if the group has just ended.
+            let _ = group.map(|group| killpg(group, Signal::SIGKILL));
+            Err(format!("it was killed after {} s", PATIENCE.as_secs()))
+        }
     }
 }
 
@@ -126,7 +138,10 @@ async fn post(url: &str, alert: &Alert) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::alerts::AlertKind;
+    use crate::{
+        http::fake::{FakeServer, FakeStep, answer},
+        state::alerts::AlertKind,
+    };
 
     fn alert() -> Alert {
         Alert { kind: AlertKind::NodeLost, node: "pi2".into(), text: "connection lost".into(), unix_ms: 7 }
@@ -144,6 +159,21 @@ mod tests {
         assert_eq!((json["kind"].as_str(), json["node"].as_str()), (Some("node-lost"), Some("pi2")));
         assert_eq!(environment, "node-lost pi2\n");
         assert!(run("exit 3", &alert()).await.is_err_and(|why| why.contains('3')));
+    }
+
+    #[tokio::test]
+    async fn url_receives_the_alert_as_json_and_its_refusal_is_an_error() {
+        let (sender, requests) = std::sync::mpsc::channel();
+        let server = FakeServer::start(move |number, request| {
+            sender.send(request.clone()).expect("the test runs");
+            vec![FakeStep::Bytes(answer(if number == 0 { 204 } else { 500 }, "", ""))]
+        });
+        let url = format!("{}/bramble", server.url());
+        post(&url, &alert()).await.expect("it is accepted");
+        let request = requests.recv_timeout(PATIENCE).expect("a request arrives");
+        assert!(request.line.starts_with("POST /bramble HTTP/"), "{}", request.line);
+        assert_eq!(request.body, alert().json());
+        assert!(post(&url, &alert()).await.is_err_and(|why| why.contains("500")));
     }
 
     #[tokio::test]

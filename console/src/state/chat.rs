@@ -5,7 +5,7 @@ use common::chat::{AnswerForm, Chat};
 use protocol::message::Prompt;
 
 use super::{GenerateDefaults, request::Request};
-use crate::conversation::{AnswerText, ChatTurn, Conversation, read};
+use crate::conversation::{AnswerText, ChatAnswer, ChatTurn, Conversation, read};
 
 /// Least `max_tokens` of an answer in a conversation: the default of completions would cut most answers.
 const MAX_TOKENS_LEAST: u32 = 512;
@@ -21,6 +21,8 @@ pub struct ChatState {
     pub system: String,
     /// Id of the conversation that the dashboard's request belongs to.
     pub awaited: Option<String>,
+    /// Its answer so far, if it is asked for again: it stays if no new text arrives.
+    pub replaced: Option<ChatAnswer>,
     /// How to read its answer.
     pub form: AnswerForm,
     /// Whether the next prompt replaces the last one of the conversation shown.
@@ -54,6 +56,7 @@ impl ChatState {
             current: None,
             system: String::new(),
             awaited: None,
+            replaced: None,
             form: AnswerForm::default(),
             edits: false,
             shows_thoughts: false,

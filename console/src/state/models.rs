@@ -14,7 +14,7 @@ use super::{
     table::{Column, Table},
 };
 use crate::{
-    catalogue::{CatalogueEntry, ENTRIES, decimal},
+    catalogue::{CatalogueEntry, ENTRIES, decimal, is_quantisation, of_file},
     operator::{fit::Fit, planner_query::PlannerNode, transfer::Lane},
 };
 
@@ -77,19 +77,15 @@ pub fn complete_models(files: &[ModelFile]) -> Vec<(String, u64)> {
     let mut models: Vec<(String, u64)> = Vec::new();
     for file in files {
         let parts = files_of(&file.model);
-        let is_first = parts.first() == Some(&file.model);
-        if let (true, Some(sizes)) = (
-            is_first,
-            parts
-                .iter()
-                .map(|name: &String| {
-                    let file = files.iter().find(|file| file.model == *name && file.state == FileState::Complete);
-                    file.map(|file| file.size.0)
-                })
-                .collect::<Option<Vec<u64>>>(),
-        ) && !models.iter().any(|(known, _)| *known == file.model)
-        {
-            models.push((file.model.clone(), sizes.iter().sum()));
+        if parts.first() != Some(&file.model) || models.iter().any(|(known, _)| *known == file.model) {
+            continue;
+        }
+        let sizes = parts.iter().map(|part| {
+            let complete = files.iter().find(|file| file.model == *part && file.state == FileState::Complete);
+            complete.map(|file| file.size.0)
+        });
+        if let Some(bytes) = sizes.sum::<Option<u64>>() {
+            models.push((file.model.clone(), bytes));
         }
     }
     models
@@ -162,11 +158,6 @@ pub fn row_of(state: &State, key: &str) -> Option<ModelRow> {
 /// Whether a key is that of a row of the catalogue.
 pub fn is_known(key: &str) -> bool {
     key.starts_with(KNOWN)
-}
-
-/// The catalogue's entry with this file.
-pub fn entry_of(model: &str) -> Option<&'static CatalogueEntry> {
-    ENTRIES.iter().find(|entry| entry.files.iter().any(|file| file.file_name() == model))
 }
 
 /// The nodes for the planner's predictions: as if no model were loaded.
@@ -251,8 +242,7 @@ fn licence(entry: &CatalogueEntry) -> [Cell; 2] {
 }
 
 fn held_row(state: &State, choice: &ModelChoice) -> TableRow {
-    let entry = entry_of(&choice.model);
-    let files = entry.and_then(|entry| entry.files.iter().find(|file| file.file_name() == choice.model));
+    let (entry, file) = of_file(&choice.model).unzip();
     let [context, licence] =
         entry.map_or_else(|| [Cell::text("–").toned(Tone::Dim), Cell::text("–").toned(Tone::Dim)], licence);
     let [predicted, speed] = fits(state, entry);
@@ -269,7 +259,7 @@ fn held_row(state: &State, choice: &ModelChoice) -> TableRow {
     let cells = vec![
         Cell::text(clean_line(&choice.model)),
         Cell { number: Some(choice.bytes as f64), ..Cell::text(decimal(choice.bytes)) },
-        Cell::text(files.map_or_else(|| quantisation(&choice.model), |file| file.quantisation.to_owned())),
+        Cell::text(file.map_or_else(|| quantisation(&choice.model), |file| file.quantisation.to_owned())),
         context,
         licence,
         on(state, &choice.nodes),
@@ -282,10 +272,7 @@ fn held_row(state: &State, choice: &ModelChoice) -> TableRow {
 /// The quantisation in a file name, by its usual place at the end: `bard-q8_0.gguf`.
 fn quantisation(model: &str) -> String {
     let last = family(model).rsplit(['-', '.']).next().unwrap_or_default().to_ascii_uppercase();
-    let is_one = ["Q", "IQ", "F1", "F3", "BF1", "MXFP"].iter().any(|start| {
-        last.strip_prefix(start).is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()))
-    });
-    if is_one { clean_line(&last) } else { "–".to_owned() }
+    if is_quantisation(&last) { clean_line(&last) } else { "–".to_owned() }
 }
 
 fn known_row(state: &State, entry: &CatalogueEntry) -> TableRow {
@@ -312,13 +299,9 @@ fn known_row(state: &State, entry: &CatalogueEntry) -> TableRow {
 }
 
 /// The nodes that have any file of a model of the catalogue.
-pub fn holders(state: &State, entry: &CatalogueEntry) -> Vec<usize> {
-    let held = state
-        .models
-        .shown()
-        .choices
-        .iter()
-        .filter(|choice| entry.files.iter().any(|file| file.file_name() == choice.model));
+fn holders(state: &State, entry: &CatalogueEntry) -> Vec<usize> {
+    let choices = state.models.shown().choices.iter();
+    let held = choices.filter(|choice| entry.file_named(&choice.model).is_some());
     held.flat_map(|choice| choice.nodes.iter().copied()).collect::<BTreeSet<usize>>().into_iter().collect()
 }
 

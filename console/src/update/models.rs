@@ -10,6 +10,7 @@ use super::{
     question::{ask_assign, refuses, refuses_looker},
 };
 use crate::{
+    catalogue,
     keymap::{Focus, Page},
     operator::{
         desired::{SLOTS_DEFAULT, TopologyRequest},
@@ -20,7 +21,7 @@ use crate::{
     state::{
         AssignmentStatus, State,
         clean::clean_line,
-        models::{ModelChoice, ModelList, ModelRow, PullState, holders, planner_nodes, row_of},
+        models::{ModelChoice, ModelList, ModelRow, PullState, planner_nodes, row_of},
         operation::{Dialog, Question},
         plan::{Planning, query_for},
         tables,
@@ -29,7 +30,8 @@ use crate::{
 };
 
 /// What to do where no node has a model file.
-pub(super) const NO_MODEL: &str = "no node has a model file: choose one of the catalogue, Enter downloads it";
+pub(super) const NO_MODEL: &str =
+    "no node has a model file: select one in the catalogue and press Enter to download it";
 /// Time between two lists of the nodes' files while the page is shown.
 const REFRESH: Duration = Duration::from_secs(10);
 
@@ -136,7 +138,7 @@ pub(super) fn choose_selected(state: &mut State) -> Vec<Effect> {
         }
         Some(ModelRow::Known(entry)) => {
             let mut files = state.models.shown().choices.iter();
-            let held = files.find(|choice| entry.files.iter().any(|file| file.file_name() == choice.model));
+            let held = files.find(|choice| entry.file_named(&choice.model).is_some());
             match held.cloned() {
                 Some(_) if refuses(state) => Vec::new(),
                 Some(choice) => choose(state, choice),
@@ -150,28 +152,35 @@ pub(super) fn choose_selected(state: &mut State) -> Vec<Effect> {
     }
 }
 
-/// `p`: asks whether to download the selected model of the catalogue to the nodes that lack it.
+/// `p`: asks whether to download the selected model of the catalogue to the nodes that lack it: in the upper table the
+/// selected file, in the catalogue the usual file.
 pub(super) fn ask_pull(state: &mut State) {
-    let entry = match selected(state) {
-        Some(ModelRow::Known(entry)) => Some(entry),
-        Some(ModelRow::Held(choice)) => crate::state::models::entry_of(&choice.model),
+    let wanted = match selected(state) {
+        Some(ModelRow::Known(entry)) => Some((entry, entry.usual())),
+        Some(ModelRow::Held(choice)) => catalogue::of_file(&choice.model),
         None => None,
     };
     let nodes = reachable(state);
-    let notice = match (entry, &state.models.pull) {
+    let notice = match (wanted, &state.models.pull) {
         (_, Some(pull)) => format!("{} is downloading; X cancels it", pull.name),
         (None, _) => "select a model of the catalogue; console model pull downloads other files".to_owned(),
         (Some(_), _) if nodes.is_empty() => "no node is connected".to_owned(),
-        (Some(entry), _) if holders(state, entry).len() == nodes.len() => {
+        (Some((entry, file)), _) if have_all(state, &nodes, file.file_name()) => {
             format!("all nodes have {}; Enter loads it", entry.name)
         }
-        (Some(entry), None) => {
-            let question = Question::Pull { name: entry.name, file: *entry.usual(), nodes };
+        (Some((entry, file)), None) => {
+            let question = Question::Pull { name: entry.name, file: *file, nodes };
             state.operations.dialog = Some(Dialog::plain(question));
             return;
         }
     };
     state.screen.notice = Some(notice);
+}
+
+/// Whether all of these nodes have a file.
+fn have_all(state: &State, nodes: &[usize], file_name: &str) -> bool {
+    let choice = state.models.shown().find(file_name);
+    choice.is_some_and(|choice| nodes.iter().all(|node| choice.nodes.contains(node)))
 }
 
 /// `X`: cancels the download.
@@ -214,7 +223,7 @@ pub(super) fn ask_delete(state: &mut State) {
 /// Remembers an order that was issued.
 pub(super) fn ordered(state: &mut State, order: &ModelOrder) {
     let ModelOrder::Pull { source, nodes } = order else { return };
-    let entry = crate::catalogue::ENTRIES.iter().find(|entry| entry.files.iter().any(|file| file.source == *source));
+    let entry = catalogue::ENTRIES.iter().find(|entry| entry.files.iter().any(|file| file.source == *source));
     let lanes = nodes.iter().map(|place| Lane::new(clean_line(state.cluster.nodes[*place].name())));
     let (name, lanes) = (entry.map_or("", |entry| entry.name).to_owned(), lanes.collect());
     state.models.pull = Some(PullState { name, nodes: nodes.clone(), lanes });
@@ -246,7 +255,7 @@ pub(super) fn on_event(state: &mut State, event: ModelEvent) -> Vec<Effect> {
         }
         ModelEvent::Cancelled => {
             state.models.pull = None;
-            "the download is cancelled; the next one continues it".to_owned()
+            "download cancelled; the next download of this file resumes it".to_owned()
         }
         ModelEvent::Removed { model, answer } => match answer {
             Ok(nodes) => format!("{model} is deleted on {}", nodes.join(", ")),

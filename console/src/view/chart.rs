@@ -41,11 +41,6 @@ pub(super) fn milliseconds(high: f64) -> String {
     if high >= 1000.0 { format!("{} s", high / 1000.0) } else { format!("{high}ms") }
 }
 
-/// A share as the end of a scale.
-pub(super) fn percent(share: f64) -> String {
-    format!("{:.0} %", share * 100.0)
-}
-
 /// Number of values that an area shows.
 pub(super) fn cells(area: Rect) -> usize {
     usize::from(area.width).saturating_sub(SCALE + 1)

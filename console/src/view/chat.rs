@@ -10,15 +10,18 @@ use crate::{
     conversation::{AnswerBlock, AnswerText, ChatAnswer, ChatTurn, blocks},
     keymap::{Action, ChatAction},
     state::{
-        Extent, Panel, State, TextScroll,
+        Extent, Panel, State,
         clean::{clean, clean_line},
         request::Phase,
     },
     view::{
-        format::{fit, shorten, wrap_words},
+        format::{fit, shorten},
         prompt, sampling_form, text,
         theme::Theme,
-        widgets::panel::{lines, panel},
+        widgets::{
+            panel::{lines, panel},
+            paragraph::paragraph,
+        },
     },
 };
 
@@ -80,21 +83,12 @@ fn row(theme: &Theme, title: &str, is_current: bool, awaits: bool, cells: usize)
 
 /// Renders the conversation; returns the number of its lines.
 fn draw_text(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) -> usize {
-    let height = usize::from(area.height).saturating_sub(1);
     let width = usize::from(area.width).saturating_sub(3).min(TEXT_MAX);
     let all = content(state, theme, width);
-    let last = all.len().saturating_sub(height);
-    let first = match state.screen.scroll.text {
-        TextScroll::Follow => last,
-        TextScroll::At(line) => line.min(last),
-    };
-    let title = state.chat.shown().map_or_else(|| "New conversation".to_owned(), |shown| clean_line(&shown.title()));
-    let title = if first < last { format!("{title}, {} lines below", last - first) } else { title };
-    let remark = if state.chat.awaits() { text::status(&state.generation.request, theme) } else { model(state, theme) };
-    let area = panel(frame, theme, area, state.screen.focus.panel == Panel::Text, &title, remark);
-    let area = Rect { x: area.x + 1, width: area.width.saturating_sub(2), ..area };
     let count = all.len();
-    lines(frame, area, all.into_iter().skip(first));
+    let title = state.chat.shown().map_or_else(|| "New conversation".to_owned(), |shown| clean_line(&shown.title()));
+    let remark = if state.chat.awaits() { text::status(&state.generation.request, theme) } else { model(state, theme) };
+    text::draw_lines(state, theme, frame, area, &title, remark, all);
     count
 }
 
@@ -137,7 +131,7 @@ fn begin(state: &State, theme: &Theme, width: usize) -> Vec<Line<'static>> {
     let keys = &state.preferences.keys;
     let key = |action| keys.key_of(Action::Chat(action));
     let words = if state.readonly {
-        "This dashboard only looks: messages need a dashboard without --readonly.".to_owned()
+        "This dashboard is read-only. To send messages, start it without --readonly.".to_owned()
     } else if state.cluster.is_ready() {
         format!(
             "Type a message and press Enter. Esc stops an answer. Outside of the prompt box (Esc): {} edits the last message, {} answers it again, {} shows thoughts, {} sets a system prompt, ? lists all keys.",
@@ -236,14 +230,4 @@ fn key_here(state: &State, action: ChatAction) -> String {
     let here = keys.bindings(state.screen.focus).find(|binding| binding.action == action);
     let key = here.and_then(|binding| binding.keys.first());
     key.map_or_else(|| keys.key_of(action), ToString::to_string)
-}
-
-/// A text in lines that begin with `before`.
-fn paragraph(text: &str, before: &'static str, style: Style, width: usize) -> Vec<Line<'static>> {
-    let width = width.saturating_sub(before.chars().count());
-    let ranges = wrap_words(text, width);
-    ranges
-        .into_iter()
-        .map(|range| Line::from_iter([Span::styled(before, style), Span::styled(text[range].to_owned(), style)]))
-        .collect()
 }

@@ -12,7 +12,7 @@ use crate::{
         result::{Difference, GenerationResult, difference},
     },
     view::{
-        format::{fit, fit_right, milliseconds, shorten},
+        format::{fit, fit_right, milliseconds, percent, shorten},
         theme::Theme,
         widgets::panel::{lines, panel},
     },
@@ -57,7 +57,7 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, 
 }
 
 fn row(theme: &Theme, title: &str, run: &GenerationResult, cells: usize) -> Line<'static> {
-    let network = run.network.map_or_else(|| "–".to_owned(), |share| format!("{:.0} %", share * 100.0));
+    let network = run.network.map_or_else(|| "–".to_owned(), percent);
     let rate = if run.tpot_ms > 0.0 { format!("{:.1}", run.tokens_per_second()) } else { "–".to_owned() };
     let tpot = if run.tpot_ms > 0.0 { milliseconds(run.tpot_ms) } else { "–".to_owned() };
     let figures = [milliseconds(run.ttft_ms), tpot, rate, network, run.tokens.to_string()];

@@ -14,10 +14,13 @@ use crate::{
         operation::{Dialog, Question},
     },
     view::{
-        format::{fit, shorten, width, wrap_words},
-        question,
+        format::{fit, shorten, width},
+        question::{self, Paragraph},
         theme::Theme,
-        widgets::panel::{lines, panel},
+        widgets::{
+            panel::{lines, panel},
+            paragraph::paragraph,
+        },
     },
 };
 
@@ -33,14 +36,9 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
     let cells = WIDTH.min(area.width.saturating_sub(4));
     let inner = usize::from(cells).saturating_sub(2);
     let mut body: Vec<Line> = Vec::new();
-    for paragraph in &words.paragraphs {
-        let text = clean_line(&paragraph.text);
-        let style = if paragraph.is_grave { theme.bad } else { theme.plain };
-        body.extend(
-            wrap_words(&text, inner)
-                .into_iter()
-                .map(|range| Line::styled(format!(" {}", text[range].trim_end()), style)),
-        );
+    for Paragraph { text, is_grave } in &words.paragraphs {
+        let style = if *is_grave { theme.bad } else { theme.plain };
+        body.extend(paragraph(&clean_line(text), " ", style, inner + 1));
     }
     let mut cursor = None;
     if dialog.reason.is_some() || dialog.name.is_some() {

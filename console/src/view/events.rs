@@ -15,19 +15,18 @@ use crate::{
         Extent, Page, State,
         clean::clean_line,
         events::{self, EventGroup, counts, groups, time_of_day},
-        node::Node,
         nodes,
         tables::selected,
     },
     view::{
         chart,
-        format::{fit, fit_right, wrap_words},
+        node::graphs,
         tables::{self, TableTexts},
         theme::Theme,
-        trend::{CELSIUS, Trends},
         widgets::{
             graph::{graph, scale_end, styled},
             panel::{lines, panel},
+            paragraph::paragraph,
         },
     },
 };
@@ -43,9 +42,6 @@ const SEVERITY_LINES_MAX: u16 = 16;
 const TABLE_LINES: u16 = 2;
 /// The time that the histogram covers.
 const HOUR: Duration = Duration::from_secs(60 * 60);
-/// Width of a trend's name and of its figure.
-const NAME: usize = 12;
-const FIGURE: usize = 11;
 
 /// Renders the page.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, extent: &mut Extent) {
@@ -85,12 +81,9 @@ fn draw_selected(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, gr
     let EventGroup { first, last, count, .. } = group;
     let style = theme.tone(events::tone(last.severity));
     let inner = panel(frame, theme, area, false, "Selected event", Span::styled(last.severity.name(), style));
-    let cells = usize::from(inner.width).saturating_sub(2);
+    let cells = usize::from(inner.width).saturating_sub(1);
     let mut all: Vec<Line> = Vec::new();
-    let mut say = |text: &str, style: Style| {
-        let rows = wrap_words(text, cells);
-        all.extend(rows.into_iter().map(|row| Line::styled(format!(" {}", &text[row]), style)));
-    };
+    let mut say = |text: &str, style: Style| all.extend(paragraph(text, " ", style, cells));
     say(&last.text, style);
     let age = state.now.saturating_sub(last.at).as_secs();
     let when = match count {
@@ -120,45 +113,13 @@ fn draw_node(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, group:
     let standing = nodes::status_cell(state, node);
     let remark = Span::styled(standing.text.clone(), theme.tone(standing.tone));
     let inner = panel(frame, theme, area, false, &format!("{} now", node.name()), remark);
-    let cells = usize::from(inner.width).saturating_sub(2);
-    let trends = node_trends(state, theme, node, usize::from(inner.width));
+    let cells = usize::from(inner.width).saturating_sub(1);
+    let trends = graphs::lines_of(state, theme, node, [usize::from(inner.width), 1]);
     let findings = node.report.as_ref().map(|report| report.health.findings()).unwrap_or_default();
     let texts = findings.iter().map(|finding| format!("{}: {}", finding.meaning, finding.fix));
     let fault = node.fault().map(|fault| format!("{fault}; {}", fault.kind.next()));
-    let texts: Vec<String> = fault.into_iter().chain(texts).map(|text| clean_line(&text)).collect();
-    let words = texts.iter().flat_map(|text| {
-        let rows: Vec<Line> = wrap_words(text, cells)
-            .into_iter()
-            .map(|row| Line::styled(format!(" {}", &text[row]), theme.warn))
-            .collect();
-        rows
-    });
+    let words = fault.into_iter().chain(texts).flat_map(|text| paragraph(&clean_line(&text), " ", theme.warn, cells));
     lines(frame, inner, trends.into_iter().chain(words));
-}
-
-/// Trends of a node, one line each.
-fn node_trends(state: &State, theme: &Theme, node: &Node, width: usize) -> Vec<Line<'static>> {
-    let trends = Trends::of(state, theme, node, [width.saturating_sub(NAME + FIGURE + 3), 1]);
-    if trends.is_empty() {
-        return Vec::new();
-    }
-    let percent = |share: f64| format!("{:.0} %", share * 100.0);
-    let all = [
-        (
-            "temperature",
-            trends.trend(|one| one.celsius.map(f64::from), Some(CELSIUS), |value| format!("{value:.1} °C")),
-        ),
-        ("memory", trends.trend(|one| one.memory, Some((0.0, 1.0)), percent)),
-        ("others' CPU", trends.trend(|one| one.others, None, |cores| format!("{cores:.1} cores"))),
-        ("waiting", trends.trend(|one| one.waiting, Some((0.0, 1.0)), percent)),
-        ("traffic", trends.trend(|one| one.bytes_per_second, None, nodes::traffic)),
-    ];
-    let lines = all.into_iter().map(|(name, trend)| {
-        let name = Span::styled(format!(" {}", fit(name, NAME)), theme.dim);
-        let figure = Span::styled(fit_right(&trend.figure, FIGURE) + " ", trend.style);
-        Line::from_iter([name, figure].into_iter().chain(trend.graph.into_iter().next().unwrap_or_default()))
-    });
-    lines.collect()
 }
 
 /// Errors, warnings and notes of the last hour.

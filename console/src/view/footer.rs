@@ -70,7 +70,7 @@ fn words(state: &State) -> Option<(String, bool)> {
     let count = format!("restart: {} of {} done", rolling.done, rolling.targets.len());
     let (target, since) =
         (rolling.target().map_or("", |(name, _)| name.as_str()), seconds(state.cluster.rolling_since));
-    let (resumes, pauses) = (keys("; R goes on or stops it"), keys("; R pauses or stops it"));
+    let (resumes, pauses) = (keys("; R resumes or stops it"), keys("; R pauses or stops it"));
     Some(match &rolling.phase {
         Phase::Paused(reason) => (format!("{count}, paused: {reason}{resumes}"), false),
         _ if rolling.before.is_some() => (format!("{count}, {target} restarts ({since} s){pauses}"), true),

@@ -88,6 +88,11 @@ pub fn milliseconds(value: f64) -> String {
     }
 }
 
+/// A share in whole percent.
+pub fn percent(share: f64) -> String {
+    format!("{:.0} %", share * 100.0)
+}
+
 /// Breaks a text into lines of at most `cells` cells, after spaces if possible. Returns byte ranges.
 pub fn wrap_words(text: &str, cells: usize) -> Vec<Range<usize>> {
     wrap(text, cells, true)

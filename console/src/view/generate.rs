@@ -42,12 +42,14 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, 
         Some(pinned) if compares > 0 => {
             let [left, right] = Layout::horizontal([Constraint::Fill(1); 2]).spacing(1).areas(texts);
             text::draw_pinned(state, theme, frame, left, pinned);
-            (extent.text_lines, extent.text_height) = text::draw(state, theme, frame, right);
+            let content = text::content(state, theme, right.width);
+            (extent.text_lines, extent.text_height) = text::draw(state, theme, frame, right, content);
             compare::draw(state, theme, frame, comparison, pinned);
         }
         _ => {
-            let [above, times] = split_text(state, theme, texts);
-            (extent.text_lines, extent.text_height) = text::draw(state, theme, frame, above);
+            let content = text::content(state, theme, texts.width);
+            let [above, times] = split_text(state, content.len(), texts);
+            (extent.text_lines, extent.text_height) = text::draw(state, theme, frame, above, content);
             if times.height > 0 {
                 draw_tokens(state, theme, frame, times);
             }
@@ -60,10 +62,10 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, 
     sampling_form::draw(state, theme, frame, area);
 }
 
-/// The areas of the text and, in the lines that it leaves, of the chart of token times (or none).
-fn split_text(state: &State, theme: &Theme, area: Rect) -> [Rect; 2] {
+/// The areas of a text of `lines` lines and, in the room that it leaves, of the chart of token times (or none).
+fn split_text(state: &State, lines: usize, area: Rect) -> [Rect; 2] {
     // A rule above the text, and an empty line below it.
-    let text = text::line_count(state, theme, area.width).saturating_add(2).max(usize::from(TEXT_MIN));
+    let text = lines.saturating_add(2).max(usize::from(TEXT_MIN));
     let rest = area.height.saturating_sub(u16::try_from(text).unwrap_or(u16::MAX));
     let is_shown = rest >= CHART_MIN && state.generation.request.gaps().len() > 1;
     Layout::vertical([Constraint::Fill(1), Constraint::Length(if is_shown { rest } else { 0 })]).areas(area)

@@ -17,7 +17,7 @@ use crate::{
         sync::slow_pipeline,
     },
     view::{
-        format::{milliseconds, shorten, width},
+        format::{milliseconds, percent, shorten, width},
         theme::Theme,
     },
 };
@@ -58,7 +58,7 @@ fn standing(state: &State, theme: &Theme) -> (String, Style) {
         ClusterStatus::Empty => ("no nodes".to_owned(), theme.bad),
         ClusterStatus::Connecting => ("connecting".to_owned(), theme.warn),
         ClusterStatus::WaitsFor(node) => (format!("waits for {}", node.name()), theme.warn),
-        ClusterStatus::Loading(share) => (format!("loading {:.0} %", share * 100.0), theme.warn),
+        ClusterStatus::Loading(share) => (format!("loading {}", percent(share)), theme.warn),
         ClusterStatus::Committing => ("opening links".to_owned(), theme.warn),
         ClusterStatus::Refused(_) => ("not assigned".to_owned(), theme.bad),
         ClusterStatus::Restarting => ("restarting".to_owned(), theme.warn),
@@ -91,7 +91,7 @@ fn figures_line(state: &State, theme: &Theme) -> Line<'static> {
         ("", figure(rate.map(|rate| format!("{rate:.1}"))) + " tokens/s"),
         ("TTFT ", figure(ttft.map(milliseconds))),
         ("TPOT ", figure(tpot.map(milliseconds))),
-        ("network ", figure(network.map(|share| format!("{:.0} %", share * 100.0)))),
+        ("network ", figure(network.map(percent))),
         ("req ", requests(state).to_string()),
     ];
     let spans = figures.into_iter().flat_map(|(label, value)| {
@@ -99,7 +99,7 @@ fn figures_line(state: &State, theme: &Theme) -> Line<'static> {
     });
     let rows = if state.layers_move() { ranks(state) } else { Vec::new() };
     let late = straggler(&rows).and_then(|row| row.node.map(|node| (state.cluster.nodes[node].name(), row.late)));
-    let late = late.map(|(name, share)| format!(" {name} delays {:.0} %", share * 100.0));
+    let late = late.map(|(name, share)| format!(" {name} delays {}", percent(share)));
     let late = late.or_else(|| {
         let (node, factor) = slow_pipeline(state).filter(|_| state.layers_move())?;
         Some(format!(" slow {} {factor:.1}x", state.cluster.nodes[node].name()))

@@ -8,7 +8,7 @@ use ratatui::{
 use crate::{
     state::{State, sync::SyncPicture},
     view::{
-        format::{fit, fit_right},
+        format::{fit, fit_right, percent},
         theme::Theme,
         widgets::{
             graph::{EIGHTHS, graph, styled},
@@ -57,7 +57,7 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, 
         let values: Vec<Option<f64>> = shown.iter().map(|picture| delay(picture, rank.member)).collect();
         let late: Vec<bool> = shown.iter().map(|picture| is_straggler(picture, rank.member)).collect();
         let unknown = cells - values.len();
-        let figure = format!("{:.0} %", rank.late * 100.0);
+        let figure = percent(rank.late);
         let bars = graph(&values, FULL, cells, rows).into_iter().enumerate();
         let all: Vec<Line> = bars
             .map(|(row, bars)| {

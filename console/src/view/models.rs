@@ -6,21 +6,22 @@ use ratatui::{
 };
 
 use crate::{
-    catalogue::{CatalogueEntry, CatalogueFile, decimal},
+    catalogue::{CatalogueEntry, CatalogueFile, decimal, of_file},
     operator::transfer::{picture, share},
     state::{
         Extent, Page, Panel, State,
         clean::clean_line,
-        models::{COLUMNS, ModelChoice, ModelRow, SPEED_FULL, entry_of, is_known, row_of},
+        models::{COLUMNS, ModelChoice, ModelRow, SPEED_FULL, is_known, row_of},
         row::TableRow,
         table::{Arrangement, Table},
         tables,
     },
     view::{
-        format::{shorten, width, wrap_words},
+        format::{shorten, width},
         theme::Theme,
         widgets::{
             panel::{lines, panel},
+            paragraph::paragraph,
             table,
         },
     },
@@ -182,8 +183,7 @@ fn draw_details(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, row
         None => (String::new(), Vec::new()),
     };
     for text in texts {
-        let ranges = wrap_words(&text, cells);
-        body.extend(ranges.into_iter().map(|range| Line::styled(format!(" {}", text[range].trim_end()), theme.plain)));
+        body.extend(paragraph(&text, " ", theme.plain, cells + 1));
     }
     let inner = panel(frame, theme, area, false, &title, Span::raw(""));
     lines(frame, inner, body);
@@ -196,23 +196,20 @@ fn about_held(state: &State, choice: &ModelChoice) -> Vec<String> {
         "On {}. Enter loads it as the planner recommends, after a question; Delete deletes its files, after a question.",
         names.collect::<Vec<_>>().join(", ")
     );
-    let entry = entry_of(&choice.model);
-    let file = entry.and_then(|entry| entry.files.iter().find(|file| file.file_name() == choice.model));
-    let facts = entry.zip(file).map(|(entry, file)| about(entry, file)).unwrap_or_default();
+    let facts = of_file(&choice.model).map(|(entry, file)| about(entry, file)).unwrap_or_default();
     std::iter::once(clean_line(&on)).chain(facts).collect()
 }
 
 /// Facts about a file of the catalogue.
 fn about(entry: &CatalogueEntry, file: &CatalogueFile) -> Vec<String> {
-    let others: Vec<String> = entry
-        .files
-        .iter()
-        .filter(|other| other.quantisation != file.quantisation)
-        .map(|other| format!("{} ({})", other.quantisation, other.size()))
-        .collect();
+    let others: Vec<&CatalogueFile> = entry.files.iter().filter(|other| *other != file).collect();
     let others = match others.as_slice() {
         [] => String::new(),
-        _ => format!(" Also {}: console model pull {}:{}.", others.join(", "), entry.name, entry.files[1].quantisation),
+        [first, ..] => {
+            let sizes: Vec<String> =
+                others.iter().map(|other| format!("{} ({})", other.quantisation, other.size())).collect();
+            format!(" Also {}: console model pull {}:{}.", sizes.join(", "), entry.name, first.quantisation)
+        }
     };
     vec![
         format!(

@@ -228,7 +228,8 @@ fn pull(state: &State, name: &str, file: &CatalogueFile, nodes: &[usize]) -> (St
         _ => format!("One of {} downloads {size}, the others copy it from there.", names(state, nodes)),
     };
     let terms =
-        "What runs is not touched. The model's licence is on the page below; X cancels the download.".to_owned();
+        "Running requests are not affected. Read the licence on the model's page first. X cancels the download."
+            .to_owned();
     (
         format!("Download {name}, {}", file.quantisation),
         vec![plain(who), plain(format!("Source: {source}")), plain(terms)],

@@ -20,12 +20,13 @@ use crate::{
     },
     view::{
         chart::{self, Chart},
-        format::{milliseconds, wrap_words},
+        format::{milliseconds, percent},
         tables::{self, TableTexts},
         theme::Theme,
         widgets::{
             bar::stacked,
             panel::{lines, panel},
+            paragraph::paragraph,
         },
     },
 };
@@ -74,9 +75,7 @@ fn draw_selected(theme: &Theme, frame: &mut Frame, area: Rect, head: &Node, trac
     let stage = Span::styled(trace.stage.name(), theme.tone(tone(&trace.stage)));
     let inner = panel(frame, theme, area, false, &title, stage);
     let cells = usize::from(inner.width).saturating_sub(2);
-    let facts = facts(head, trace);
-    let facts = wrap_words(&facts, cells).into_iter().map(|row| Line::styled(format!(" {}", &facts[row]), theme.plain));
-    let mut all: Vec<Line> = facts.collect();
+    let mut all = paragraph(&facts(head, trace), " ", theme.plain, cells + 1);
     all.extend(bars(theme, trace, cells));
     let (why, style) = match &trace.stage {
         RequestStage::Finished(why, _) => (reason(*why).to_owned(), theme.dim),
@@ -86,7 +85,7 @@ fn draw_selected(theme: &Theme, frame: &mut Frame, area: Rect, head: &Node, trac
         RequestStage::Prefill => ("The nodes read its prompt. X cancels it.".to_owned(), theme.dim),
         RequestStage::Decoding => ("Its answer is being written. X cancels it.".to_owned(), theme.dim),
     };
-    all.extend(wrap_words(&why, cells).into_iter().map(|row| Line::styled(format!(" {}", &why[row]), style)));
+    all.extend(paragraph(&why, " ", style, cells + 1));
     lines(frame, inner, all);
 }
 
@@ -139,8 +138,8 @@ fn bars(theme: &Theme, trace: &RequestReport, cells: usize) -> Vec<Line<'static>
             let rest = rate(trace).map_or_else(String::new, |rate| {
                 format!(", at most {:.0} s left", common::latency::ratio(f64::from(left), rate))
             });
-            let share = 100.0 * common::latency::ratio(f64::from(trace.tokens), f64::from(trace.max_tokens));
-            let legend = vec![Span::styled(format!("{share:.0} % of the most tokens{rest}"), theme.dim)];
+            let share = common::latency::ratio(f64::from(trace.tokens), f64::from(trace.max_tokens));
+            let legend = vec![Span::styled(format!("{} of the most tokens{rest}", percent(share)), theme.dim)];
             vec![indented(stacked(&parts, u64::from(trace.max_tokens), cells)), indented(legend)]
         }
         _ => Vec::new(),

@@ -12,7 +12,7 @@ use ratatui::{
 use crate::{
     state::{Area, Panel, State, lateness::RankRow, sync::SyncPicture},
     view::{
-        format::{fit, fit_right, shorten, tight_time, wrap_words},
+        format::{fit, fit_right, percent, shorten, tight_time, wrap_words},
         health, heat, hops, lateness,
         theme::Theme,
         widgets::{
@@ -58,10 +58,6 @@ fn legend(columns: &[(&'static RankColumn, usize)]) -> String {
     let parts = columns.iter().map(|(column, _)| (column.short.trim(), column.name));
     let told = parts.filter(|(short, name)| short != name && !name.starts_with("wait"));
     told.map(|(short, name)| format!("{short}: {name}")).collect::<Vec<_>>().join(", ")
-}
-
-fn percent(share: f64) -> String {
-    format!("{:.0} %", share * 100.0)
 }
 
 /// Maximum number of lines about the straggler.

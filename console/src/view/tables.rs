@@ -8,10 +8,11 @@ use ratatui::{
 use crate::{
     state::{Extent, Page, Panel, State, table::Table, tables},
     view::{
-        format::{shorten, width, wrap_words},
+        format::{shorten, width},
         theme::Theme,
         widgets::{
             panel::{lines, panel},
+            paragraph::paragraph,
             table,
         },
     },
@@ -81,9 +82,7 @@ fn detail(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, content: 
     if width(text) < SHORT {
         return;
     }
-    let cells = usize::from(area.width).saturating_sub(4);
-    let below =
-        wrap_words(text, cells).into_iter().map(|range| Line::styled(format!("  {}", &text[range]), theme.plain));
+    let below = paragraph(text, "  ", theme.plain, usize::from(area.width).saturating_sub(2));
     lines(frame, area, std::iter::once(Line::raw("")).chain(below));
 }
 

@@ -5,7 +5,6 @@ use common::fault::Fault;
 use ratatui::{
     Frame,
     layout::Rect,
-    style::Style,
     text::{Line, Span},
 };
 
@@ -21,32 +20,50 @@ use crate::{
     view::{
         format::{shorten, wrap_words},
         theme::Theme,
-        widgets::panel::{lines, panel},
+        widgets::{
+            panel::{lines, panel},
+            paragraph::paragraph,
+        },
     },
 };
 
-/// Renders the panel; returns the total and the visible number of lines.
-pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) -> (usize, usize) {
-    let width = usize::from(area.width).saturating_sub(2);
-    let height = usize::from(area.height).saturating_sub(1);
-    let all = content(state, theme, width);
-    let last = all.len().saturating_sub(height);
-    let first = match state.screen.scroll.text {
-        TextScroll::Follow => last,
-        TextScroll::At(line) => line.min(last),
-    };
-    let title = if first < last { format!("Text, {} lines below", last - first) } else { "Text".to_owned() };
-    let remark = status(&state.generation.request, theme);
-    let area = panel(frame, theme, area, state.screen.focus.panel == Panel::Text, &title, remark);
-    let area = Rect { x: area.x + 1, width: area.width.saturating_sub(2), ..area };
-    let count = all.len();
-    lines(frame, area, all.into_iter().skip(first));
-    (count, height)
+/// Renders the panel with its [`content`]; returns the total and the visible number of lines.
+pub(super) fn draw(
+    state: &State,
+    theme: &Theme,
+    frame: &mut Frame,
+    area: Rect,
+    content: Vec<Line<'static>>,
+) -> (usize, usize) {
+    let (count, remark) = (content.len(), status(&state.generation.request, theme));
+    draw_lines(state, theme, frame, area, "Text", remark, content);
+    (count, usize::from(area.height).saturating_sub(1))
 }
 
-/// Number of lines of the text at this width of the panel.
-pub(super) fn line_count(state: &State, theme: &Theme, width: u16) -> usize {
-    content(state, theme, usize::from(width).saturating_sub(2)).len()
+/// Renders lines in the panel [`Panel::Text`], scrolled; the title names the number of lines below.
+pub(super) fn draw_lines(
+    state: &State,
+    theme: &Theme,
+    frame: &mut Frame,
+    area: Rect,
+    title: &str,
+    remark: Span<'static>,
+    all: Vec<Line<'static>>,
+) {
+    let last = all.len().saturating_sub(usize::from(area.height).saturating_sub(1));
+    let first = first_line(state, last);
+    let title = if first < last { format!("{title}, {} lines below", last - first) } else { title.to_owned() };
+    let area = panel(frame, theme, area, state.screen.focus.panel == Panel::Text, &title, remark);
+    let area = Rect { x: area.x + 1, width: area.width.saturating_sub(2), ..area };
+    lines(frame, area, all.into_iter().skip(first));
+}
+
+/// The first visible line; `last`: the one with which the end is visible.
+fn first_line(state: &State, last: usize) -> usize {
+    match state.screen.scroll.text {
+        TextScroll::Follow => last,
+        TextScroll::At(line) => line.min(last),
+    }
 }
 
 /// Renders the pinned text, scrolled like the current one.
@@ -55,17 +72,15 @@ pub(super) fn draw_pinned(state: &State, theme: &Theme, frame: &mut Frame, area:
     let height = usize::from(area.height).saturating_sub(1);
     let prompt = if pinned.is_cut { String::new() } else { clean(&pinned.prompt) };
     let all = flow(&prompt, &pinned.text, theme, width);
-    let last = all.len().saturating_sub(height);
-    let first = match state.screen.scroll.text {
-        TextScroll::Follow => last,
-        TextScroll::At(line) => line.min(last),
-    };
+    let first = first_line(state, all.len().saturating_sub(height));
     let area = panel(frame, theme, area, false, "Pinned", Span::styled(pinned.on.clone(), theme.dim));
     let area = Rect { x: area.x + 1, width: area.width.saturating_sub(2), ..area };
     lines(frame, area, all.into_iter().skip(first));
 }
 
-fn content(state: &State, theme: &Theme, width: usize) -> Vec<Line<'static>> {
+/// The lines of the text in a panel of this width.
+pub(super) fn content(state: &State, theme: &Theme, width: u16) -> Vec<Line<'static>> {
+    let width = usize::from(width).saturating_sub(2);
     let request = &state.generation.request;
     let mut content = Vec::new();
     if request.phase != Phase::Nothing {
@@ -93,21 +108,16 @@ pub(super) fn situation(state: &State, theme: &Theme, width: usize) -> Vec<Line<
     }
     let mut lines = Vec::new();
     if let AssignmentStatus::Failed(fault) = &state.cluster.assignment {
-        lines.extend(paragraph(&format!("Not assigned: {fault}"), theme.bad, width));
+        lines.extend(paragraph(&clean_line(&format!("Not assigned: {fault}")), "", theme.bad, width));
     }
-    lines.extend(paragraph(&hint(state), theme.dim, width));
+    lines.extend(paragraph(&clean_line(&hint(state)), "", theme.dim, width));
     lines
 }
 
 fn failure(fault: &Fault, theme: &Theme, width: usize) -> Vec<Line<'static>> {
-    let mut lines = paragraph(&format!("Failed: {fault}"), theme.bad, width);
-    lines.extend(paragraph(&format!("Next: {}.", fault.kind.next()), theme.plain, width));
+    let mut lines = paragraph(&clean_line(&format!("Failed: {fault}")), "", theme.bad, width);
+    lines.extend(paragraph(&clean_line(&format!("Next: {}.", fault.kind.next())), "", theme.plain, width));
     lines
-}
-
-fn paragraph(text: &str, style: Style, width: usize) -> Vec<Line<'static>> {
-    let text = clean_line(text);
-    wrap_words(&text, width).into_iter().map(|range| Line::styled(text[range].to_owned(), style)).collect()
 }
 
 /// Prompt and completion as one text; the prompt is dim.

@@ -181,22 +181,20 @@ fn change(work: impl FnOnce(&mut Clusters) -> Result<bool, ClustersError>) -> Re
 /// only reported.
 pub(crate) fn follow(cluster: Option<&str>, add: &[String], remove: &[String]) {
     let Some(name) = cluster else { return };
-    match change(|clusters| clusters.follow(name, add, remove)) {
-        Ok(true) => output::note(&format!("updated the nodes of the saved cluster {name}")),
-        Ok(false) => {}
-        Err(failure) => output::note(&format!("console: cannot update the saved cluster {name}: {failure}")),
-    }
+    tell(name, change(|clusters| clusters.follow(name, add, remove)));
 }
 
 /// Replaces a node of a saved cluster, at its position. As in [`follow`], a failure is only reported.
 pub(crate) fn exchange(cluster: Option<&str>, old: &str, new: &str) {
     let Some(name) = cluster else { return };
-    let exchanged = change(|clusters| {
-        clusters.exchange(name, old, new)?;
-        Ok(true)
-    });
-    match exchanged {
-        Ok(_) => output::note(&format!("updated the nodes of the saved cluster {name}")),
+    tell(name, change(|clusters| clusters.exchange(name, old, new).map(|()| true)));
+}
+
+/// Reports a change of a saved cluster, if there was one.
+fn tell(name: &str, changed: Result<bool, Failure>) {
+    match changed {
+        Ok(true) => output::note(&format!("updated the nodes of the saved cluster {name}")),
+        Ok(false) => {}
         Err(failure) => output::note(&format!("console: cannot update the saved cluster {name}: {failure}")),
     }
 }

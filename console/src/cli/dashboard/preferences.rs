@@ -1,7 +1,9 @@
 //! Preferences of the dashboard: from options, the environment, and the operator's files `keys.toml` and
 //! `dashboard.toml`.
 use std::{
-    env, fs, io,
+    env,
+    fs::File,
+    io::{self, Read},
     path::{Path, PathBuf},
 };
 
@@ -19,7 +21,7 @@ use crate::{
 };
 
 /// Maximum size of a key bindings file and of a preferences file in bytes.
-const KEY_FILE_BYTES_MAX: u64 = 64 << 10;
+const FILE_BYTES_MAX: u64 = 64 << 10;
 
 /// Options of all commands that render a screen.
 #[derive(Clone, Debug, Default, Args)]
@@ -138,10 +140,12 @@ fn parse_alerts(text: &str) -> Result<AlertPreferences, String> {
 
 /// Reads a small file.
 fn read_bounded(path: &Path) -> io::Result<String> {
-    if fs::metadata(path)?.len() > KEY_FILE_BYTES_MAX {
-        return Err(io::Error::other(format!("longer than {KEY_FILE_BYTES_MAX} bytes")));
+    let mut text = String::new();
+    File::open(path)?.take(FILE_BYTES_MAX + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > FILE_BYTES_MAX {
+        return Err(io::Error::other(format!("longer than {FILE_BYTES_MAX} bytes")));
     }
-    fs::read_to_string(path)
+    Ok(text)
 }
 
 #[cfg(test)]

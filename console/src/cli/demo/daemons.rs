@@ -1,5 +1,5 @@
-//! Daemons as child processes on loopback addresses, restarted when they request it or fail. No daemon outlives the console:
-//! each ends when its standard input closes, and `Daemons` kills and reaps all of them when it is dropped.
+//! Daemons as child processes on loopback addresses, restarted when they request it or fail. No daemon outlives the
+//! console: each ends when its standard input closes, and `Daemons` kills and reaps all of them when it is dropped.
 use std::{
     fs::OpenOptions,
     net::{Ipv4Addr, TcpListener},
@@ -54,7 +54,7 @@ struct Recipe {
 #[derive(Debug)]
 struct Daemon {
     child: Child,
-    /// When it was first seen to have failed.
+    /// When it was first seen to have ended, or could not be started again.
     failed: Option<Instant>,
     /// Whether the demo itself killed it, and starts it again.
     is_held: bool,
@@ -109,7 +109,10 @@ async fn supervise(recipes: Vec<Recipe>, children: Arc<Mutex<Vec<Daemon>>>) {
             if ended.is_some_and(|status| daemon.is_due(status, Instant::now())) {
                 match recipe.spawn() {
                     Ok(again) => *daemon = again.into(),
-                    Err(error) => tracing::error!("cannot restart {}: {error:#}", recipe.name),
+                    Err(error) => {
+                        daemon.failed = Some(Instant::now());
+                        tracing::error!("cannot restart {}: {error:#}", recipe.name);
+                    }
                 }
             }
         }
@@ -122,8 +125,9 @@ impl Daemon {
         if self.is_held || status.success() {
             return false;
         }
+        let is_asked = self.failed.is_none() && status.code() == Some(RESTART_CODE);
         let failed = *self.failed.get_or_insert(now);
-        status.code() == Some(RESTART_CODE) || now >= failed + RESTART_AFTER
+        is_asked || now >= failed + RESTART_AFTER
     }
 }
 

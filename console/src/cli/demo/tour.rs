@@ -36,10 +36,10 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(200);
 /// Number of nodes of a tour.
 pub(super) const NODES: usize = 4;
-/// Index of the node that is throttled and slowed. `KILLED`: of the node that is killed.
+/// Index of the node that is throttled and slowed.
 pub(super) const SLOW: usize = 1;
+/// Index of the node that is killed.
 pub(super) const KILLED: usize = 3;
-
 /// Width of the printed texts, in cells.
 const CELLS: usize = 100;
 

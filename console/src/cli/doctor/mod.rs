@@ -56,14 +56,14 @@ pub(super) async fn run(options: Doctor) -> Result<u8, Failure> {
     }
     let addresses: Vec<String> = options.nodes.nodes.iter().map(|node| with_port(node)).collect();
     let mut interrupts = Interrupts::listen()?;
-    let Examination { visits, between } = interrupts.end(async { Ok::<_, Failure>(examine(&addresses).await) }).await?;
+    let examination = interrupts.end(async { Ok::<_, Failure>(examine(&addresses).await) }).await?;
+    let (visits, between) = (&examination.visits, &examination.between);
     if options.json {
         let nodes: Vec<Value> = visits.iter().map(|(address, visit)| object(address, visit)).collect();
         output::line(&json!({"nodes": nodes, "between": between}).to_string());
     } else {
-        text::lines(&visits, &between, paint::is_on()).iter().for_each(|line| output::line(line));
+        text::lines(visits, between, paint::is_on()).iter().for_each(|line| output::line(line));
     }
-    let examination = Examination { visits, between };
     let findings = examination.findings();
     let failed = examination.visits.into_iter().find_map(|(_, visit)| visit.err());
     Ok(failed.map_or_else(|| exit_code(&findings), |fault| Failure::from(fault).code()))

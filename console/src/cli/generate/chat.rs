@@ -18,7 +18,7 @@ use crate::cli::{
     Failure,
     shared::{interrupts::Interrupts, output, sampling::Sampling},
 };
-use crate::conversation::{ChatAnswer, ChatTurn, Conversation, TURNS_MAX};
+use crate::conversation::{ChatAnswer, ChatTurn, Conversation, SYSTEM_BYTES_MAX};
 
 /// An answer, and the exit code of the signal that ended it early.
 pub(super) struct TurnEnd {
@@ -34,20 +34,9 @@ pub(super) trait Responder {
     /// The parameters of the next answers.
     fn sampling(&mut self) -> &mut Sampling;
 
-    /// Answers the last prompt of a conversation and prints the answer.
-    async fn answer(&mut self, conversation: &Conversation, interrupts: &mut Interrupts) -> Result<TurnEnd, Failure>;
-}
-
-/// The messages of a conversation as a request has them.
-///
-/// # Errors
-/// They are longer than a request may be.
-pub(super) fn messages(conversation: &Conversation) -> Result<String, Failure> {
-    let start = |message| Failure::State { message, next: "start a new conversation with /clear" };
-    if conversation.turns.len() > TURNS_MAX {
-        return Err(start(format!("the conversation has {TURNS_MAX} turns")));
-    }
-    conversation.messages().map_err(start)
+    /// Answers a prompt and prints the answer. `messages`: the conversation up to this prompt, as a JSON list.
+    async fn answer(&mut self, prompt: &str, messages: String, interrupts: &mut Interrupts)
+    -> Result<TurnEnd, Failure>;
 }
 
 /// A chat: the model, the conversation, and where conversations are stored.
@@ -127,11 +116,11 @@ impl<R: Responder> ChatLoop<R> {
                     output::note("there is no message to answer again");
                     return Ok(Continue::Next);
                 };
-                let before = turn.clone();
-                let done = self.say(turn.prompt, is_watched, interrupts).await;
-                if self.conversation.turns.last().is_none_or(|turn| turn.prompt != before.prompt) {
+                let others = self.conversation.turns.len();
+                let done = self.say(turn.prompt.clone(), is_watched, interrupts).await;
+                if self.conversation.turns.len() == others {
                     // It failed: the earlier answer stays.
-                    self.conversation.turns.push(before);
+                    self.conversation.turns.push(turn);
                 }
                 return done;
             }
@@ -158,12 +147,7 @@ impl<R: Responder> ChatLoop<R> {
         is_watched: bool,
         interrupts: &mut Interrupts,
     ) -> Result<Continue, Failure> {
-        self.conversation.turns.push(ChatTurn { prompt, answer: None });
-        let answered = match messages(&self.conversation) {
-            Ok(_) => self.responder.answer(&self.conversation, interrupts).await,
-            Err(failure) => Err(failure),
-        };
-        match answered {
+        match self.ask(prompt, interrupts).await {
             Ok(TurnEnd { answer, interrupted }) => {
                 if let Some(turn) = self.conversation.turns.last_mut() {
                     turn.answer = Some(answer);
@@ -189,15 +173,30 @@ impl<R: Responder> ChatLoop<R> {
         }
     }
 
+    /// Adds a prompt to the conversation and answers it.
+    async fn ask(&mut self, prompt: String, interrupts: &mut Interrupts) -> Result<TurnEnd, Failure> {
+        self.conversation.turns.push(ChatTurn { prompt: prompt.clone(), answer: None });
+        let messages = self.conversation.messages();
+        let messages =
+            messages.map_err(|message| Failure::State { message, next: "start a new conversation with /clear" })?;
+        self.responder.answer(&prompt, messages, interrupts).await
+    }
+
     /// Answers one prompt and returns the exit code.
     pub(super) async fn once(mut self, prompt: &str, interrupts: &mut Interrupts) -> Result<u8, Failure> {
-        self.conversation.turns.push(ChatTurn { prompt: prompt.to_owned(), answer: None });
-        Ok(self.responder.answer(&self.conversation, interrupts).await?.interrupted.unwrap_or(0))
+        Ok(self.ask(prompt.to_owned(), interrupts).await?.interrupted.unwrap_or(0))
     }
 
     fn system(&mut self, text: Option<String>) {
-        if let Some(text) = text {
-            self.conversation.system = text;
+        match text {
+            Some(text) if text.len() > SYSTEM_BYTES_MAX => {
+                let size = text.len();
+                return output::note(&format!(
+                    "the system prompt has {size} bytes, at most {SYSTEM_BYTES_MAX} are allowed"
+                ));
+            }
+            Some(text) => self.conversation.system = text,
+            None => {}
         }
         let now = &self.conversation.system;
         let line = if now.is_empty() { "no system prompt" } else { now };
@@ -306,5 +305,51 @@ fn advised(failure: Failure) -> Failure {
             Failure::Advised { fault: Box::new(fault), next: "start a new conversation with /clear".to_owned() }
         }
         failure => failure,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::generate::run_options::RunOptions;
+
+    /// Numbers its answers until it fails.
+    struct Failing {
+        sampling: Sampling,
+        answers: u32,
+        fails_after: u32,
+    }
+
+    impl Responder for Failing {
+        fn title(&self) -> String {
+            String::new()
+        }
+
+        fn sampling(&mut self) -> &mut Sampling {
+            &mut self.sampling
+        }
+
+        async fn answer(&mut self, _: &str, _: String, _: &mut Interrupts) -> Result<TurnEnd, Failure> {
+            if self.answers == self.fails_after {
+                return Err(Failure::State { message: "no node answers".to_owned(), next: "try again" });
+            }
+            self.answers += 1;
+            let answer = ChatAnswer { text: self.answers.to_string(), ..ChatAnswer::default() };
+            Ok(TurnEnd { answer, interrupted: None })
+        }
+    }
+
+    #[tokio::test]
+    async fn earlier_answer_stays_if_it_cannot_be_answered_again() {
+        let sampling = RunOptions::of("m", None, &[]).expect("the environment is valid").sampling;
+        let mut chat = ChatLoop::new(Failing { sampling, answers: 0, fails_after: 2 }, None);
+        let mut interrupts = Interrupts::deaf();
+        // The same prompt twice, so that the turns differ in their answers only.
+        for command in [ChatCommand::Say("go on".into()), ChatCommand::Say("go on".into()), ChatCommand::Again] {
+            chat.take(command, true, &mut interrupts).await.expect("an interactive chat continues");
+        }
+        let turns = chat.conversation.turns.iter();
+        let answers: Vec<&str> = turns.map(|turn| turn.answer.as_ref().map_or("", |one| one.text.as_str())).collect();
+        assert_eq!(answers, ["1", "2"]);
     }
 }

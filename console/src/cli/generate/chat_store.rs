@@ -17,26 +17,29 @@ const LISTED_MAX: usize = 20;
 pub(super) struct ChatStore {
     /// `None` if nothing is stored.
     folder: Option<PathBuf>,
+    /// Whether the last attempt to store failed.
+    has_failed: bool,
 }
 
 impl ChatStore {
     /// Stores nothing.
     pub(super) fn none() -> Self {
-        Self { folder: None }
+        Self { folder: None, has_failed: false }
     }
 
     /// The user's folder.
     pub(super) fn open() -> Self {
-        Self { folder: folder() }
+        Self { folder: folder(), has_failed: false }
     }
 
-    /// Stores a conversation. A failure is reported once.
+    /// Stores a conversation. Of successive failures, only the first is reported.
     pub(super) fn keep(&mut self, conversation: &Conversation) {
         let Some(folder) = &self.folder else { return };
-        if let Err(reason) = keep(folder, conversation) {
+        let kept = keep(folder, conversation);
+        if let (Err(reason), false) = (&kept, self.has_failed) {
             output::note(&output::clean(&format!("this chat is not stored: {reason}")));
-            self.folder = None;
         }
+        self.has_failed = kept.is_err();
     }
 
     fn read(&self) -> Result<Vec<Conversation>, String> {
@@ -89,7 +92,7 @@ mod tests {
     #[test]
     fn conversations_are_listed_loaded_by_a_part_of_their_title_and_exported() {
         let home = tempfile::tempdir().expect("a folder");
-        let mut store = ChatStore { folder: Some(home.path().join("conversations")) };
+        let mut store = ChatStore { folder: Some(home.path().join("conversations")), has_failed: false };
         assert_eq!(store.list().as_deref(), Ok("no conversation is stored yet"));
         for (id, prompt) in [("a-1", "Verona weather"), ("a-2", "Mantua")] {
             let turns = vec![ChatTurn { prompt: prompt.to_owned(), answer: None }];

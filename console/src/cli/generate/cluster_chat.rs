@@ -4,7 +4,7 @@ use protocol::message::Prompt;
 
 use super::{
     Completion,
-    chat::{Responder, TurnEnd, messages},
+    chat::{Responder, TurnEnd},
     complete, first, head, object,
     run_options::RunOptions,
     summary,
@@ -14,7 +14,7 @@ use crate::cli::{
     shared::{interrupts::Interrupts, output, sampling::Sampling},
     topology::ensure::Obtained,
 };
-use crate::conversation::{ChatAnswer, Conversation};
+use crate::conversation::{ChatAnswer, figures};
 
 /// A running topology that answers.
 pub(super) struct ClusterChat<'a> {
@@ -31,13 +31,17 @@ impl<'a> ClusterChat<'a> {
         Self { options, sampling: options.sampling.clone(), obtained, is_plain: false }
     }
 
-    async fn complete(&self, talk: &Conversation, interrupts: &mut Interrupts) -> Result<Completion, Failure> {
+    /// Completes the conversation with these messages; `None` continues the prompt as a text.
+    async fn complete(
+        &self,
+        prompt: &str,
+        messages: Option<String>,
+        interrupts: &mut Interrupts,
+    ) -> Result<Completion, Failure> {
         let options = self.options;
-        let text = talk.turns.last().map_or_else(String::new, |turn| turn.prompt.clone());
-        let mut request = self.sampling.request(text, 0);
+        let mut request = self.sampling.request(prompt.to_owned(), 0);
         let seed = request.sampling.seed;
-        if !self.is_plain {
-            let messages = messages(talk)?;
+        if let Some(messages) = messages {
             request.prompt = Prompt::Chat(Box::new(Chat { messages, ..Chat::default() }));
             // The marks show where the answer thinks.
             request.shows_marks = true;
@@ -67,17 +71,23 @@ impl Responder for ClusterChat<'_> {
         &mut self.sampling
     }
 
-    async fn answer(&mut self, talk: &Conversation, interrupts: &mut Interrupts) -> Result<TurnEnd, Failure> {
-        let completion = match self.complete(talk, interrupts).await {
+    async fn answer(
+        &mut self,
+        prompt: &str,
+        messages: String,
+        interrupts: &mut Interrupts,
+    ) -> Result<TurnEnd, Failure> {
+        let messages = Some(messages).filter(|_| !self.is_plain);
+        let completion = match self.complete(prompt, messages, interrupts).await {
             Err(Failure::Fault(fault)) if fault.kind == FaultKind::NoTemplate && !self.is_plain => {
                 output::note("the model has no chat template: it continues the text of each prompt");
                 self.is_plain = true;
-                self.complete(talk, interrupts).await
+                self.complete(prompt, None, interrupts).await
             }
             completed => completed,
         }?;
         let Completion { text, thought, finished, interrupted, .. } = completion;
-        let figures = crate::conversation::figures(&finished.times, finished.reason);
+        let figures = figures(&finished.times, finished.reason);
         let model = self.obtained.assigned.topology.model.clone();
         Ok(TurnEnd { answer: ChatAnswer { model, thought, text, figures, failure: None }, interrupted })
     }

@@ -1,6 +1,6 @@
 //! A conversation over the HTTP API. Each request carries all previous messages.
 use super::{
-    chat::{Responder, TurnEnd, messages},
+    chat::{Responder, TurnEnd},
     http_answer,
     run_options::RunOptions,
 };
@@ -8,7 +8,7 @@ use crate::cli::{
     Failure,
     shared::{interrupts::Interrupts, sampling::Sampling},
 };
-use crate::conversation::{ChatAnswer, Conversation};
+use crate::conversation::ChatAnswer;
 use crate::http::{Api, Ask, Kind, new_request_id};
 
 /// A conversation with the first of some servers that answers.
@@ -40,11 +40,11 @@ impl Responder for HttpChat<'_> {
         &mut self.sampling
     }
 
-    async fn answer(&mut self, talk: &Conversation, interrupts: &mut Interrupts) -> Result<TurnEnd, Failure> {
+    async fn answer(&mut self, _: &str, messages: String, interrupts: &mut Interrupts) -> Result<TurnEnd, Failure> {
         let options = self.options;
         let request = self.sampling.request(String::new(), 0);
         let mut body = http_answer::body(&request, &self.model);
-        body["messages"] = serde_json::from_str(&messages(talk)?).map_err(anyhow::Error::from)?;
+        body["messages"] = serde_json::from_str(&messages).map_err(anyhow::Error::from)?;
         let ask = Ask { kind: Kind::Chat, body, request_id: new_request_id() };
         let patience = options.endpoint.patience();
         let outcome = http_answer::answer(&self.apis, &ask, patience, !options.json, interrupts).await?;

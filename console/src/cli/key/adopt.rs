@@ -17,7 +17,12 @@ use tokio::{process::Command, time::timeout};
 
 use crate::cli::{
     Failure, cluster, key,
-    shared::{confirm::Rehearsal, interrupts::Interrupts, options::node, output},
+    shared::{
+        confirm::{Rehearsal, ask_line, has_person},
+        interrupts::Interrupts,
+        options::node,
+        output,
+    },
 };
 use crate::{
     client::clusters::Clusters,
@@ -26,6 +31,8 @@ use crate::{
 
 /// Time limit of one ssh command.
 const SSH: Duration = Duration::from_secs(30);
+/// Pairing codes that are asked for per node.
+const TRIES: usize = 3;
 
 /// Options of `console key adopt`.
 #[derive(Clone, Debug, Args)]
@@ -75,6 +82,43 @@ pub(crate) async fn give(node: &str, code: Option<&Code>, secret: &[u8; 32]) -> 
         None => over_ssh(node).await?,
     };
     Ok(adopt(&with_port(node), &code, secret).await?)
+}
+
+/// Adopts a node with a code that the operator types, and asks again if the node does not display that code.
+///
+/// # Errors
+/// There is no terminal to ask on, the operator entered nothing, or those of [`adopt`].
+pub(crate) async fn give_asked(node: &str, secret: &[u8; 32]) -> Result<Adopted, Failure> {
+    if !has_person() {
+        return Err(Failure::Usage {
+            message: format!("{node} has no key, and there is no terminal to ask for its pairing code"),
+            next: "pass the code that `sudo brambled pair` displays there with --code, or --ssh",
+        });
+    }
+    let question = format!("Pairing code of {node} (displayed there by: sudo brambled pair): ");
+    let mut last = Failure::Declined;
+    for _ in 0..TRIES {
+        let typed = ask_line(&question).await?;
+        if typed.is_empty() {
+            return Err(Failure::Declined);
+        }
+        let code: Code = match typed.parse() {
+            Ok(code) => code,
+            Err(reason) => {
+                output::note(&reason);
+                continue;
+            }
+        };
+        match give(node, Some(&code), secret).await {
+            Ok(adopted) => return Ok(adopted),
+            Err(Failure::Fault(fault)) if matches!(fault.kind, FaultKind::CodeWrong { .. } | FaultKind::NotPairing) => {
+                output::note(&output::clean(&fault.to_string()));
+                last = fault.into();
+            }
+            Err(failure) => return Err(failure),
+        }
+    }
+    Err(last)
 }
 
 /// Adopts each node independently. Fails with the first failure.

@@ -2,6 +2,7 @@
 use std::collections::BTreeMap;
 
 use clap::Args;
+use common::units::Bytes;
 use protocol::models::{FileState, ModelFile};
 use serde_json::{Value, json};
 
@@ -129,12 +130,12 @@ fn row(model: &str, held: &HeldModel, nodes: usize, loaded: &[String]) -> Vec<Ta
     };
     if !held.damaged.is_empty() {
         let separator = if on.is_empty() { "" } else { "; " };
-        on.push_str(&format!("{separator}not whole on {}", held.damaged.join(", ")));
+        on.push_str(&format!("{separator}unusable on {}", held.damaged.join(", ")));
     }
     let is_loaded = loaded.iter().any(|other| other == model);
     vec![
         (output::clean(model), None),
-        (common::units::Bytes(held.bytes).to_string(), None),
+        (Bytes(held.bytes).to_string(), None),
         if is_loaded { ("yes".into(), Some(Shade::Good)) } else { ("-".into(), None) },
         (output::clean(&on), (!held.damaged.is_empty()).then_some(Shade::Warning)),
     ]
@@ -162,8 +163,6 @@ fn file_row(node: &str, file: &ModelFile) -> String {
 
 #[cfg(test)]
 mod tests {
-    use common::units::Bytes;
-
     use super::*;
 
     fn file(model: &str, state: FileState) -> ModelFile {
@@ -181,6 +180,6 @@ mod tests {
             cells.into_iter().map(|(cell, _)| cell).collect::<Vec<_>>().join(" | ")
         };
         assert_eq!(shown("a.gguf"), "a.gguf | 5 B | yes | all 2");
-        assert_eq!(shown("b.gguf"), "b.gguf | 5 B | - | pi1; not whole on pi2 (partial)");
+        assert_eq!(shown("b.gguf"), "b.gguf | 5 B | - | pi1; unusable on pi2 (partial)");
     }
 }

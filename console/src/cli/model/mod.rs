@@ -12,7 +12,7 @@ use common::{
     digest::Sha256,
     fault::{Fault, FaultKind},
 };
-use protocol::models::{FileState, ModelFile, ModelsRequest, ModelsResponse, check_name};
+use protocol::models::{FileState, ModelFile, ModelsRequest, check_name};
 use serde_json::{Value, json};
 
 use self::transfer::Transfer;
@@ -27,7 +27,7 @@ use crate::cli::{
         output,
     },
 };
-use crate::client::{cluster::Cluster, models, session::Session, with_port};
+use crate::client::{cluster::Cluster, models, pull::remove_file, session::Session, with_port};
 use crate::suggest::did_you_mean;
 
 /// Subcommands of `console model`.
@@ -189,11 +189,8 @@ async fn remove(options: Remove) -> Result<u8, Failure> {
     }
     for place in &places {
         let session = cluster.nodes[*place].session()?;
-        let request = ModelsRequest::Remove { model: options.model.clone() };
-        match models::ask(&session, request, &|_, _, _| {}).await {
-            Ok(ModelsResponse::Removed) => {}
-            Err(fault) => return Err(unlisted(fault, &session).await),
-            Ok(other) => return Err(anyhow::anyhow!("unexpected response to the removal request: {other:?}").into()),
+        if let Err(fault) = remove_file(&session, &options.model).await {
+            return Err(unlisted(fault, &session).await);
         }
     }
     if options.on.json {

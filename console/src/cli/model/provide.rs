@@ -10,7 +10,7 @@ use super::{
     source,
 };
 use crate::{
-    catalogue::{self, CatalogueEntry, Resolved},
+    catalogue::{self, Resolved},
     cli::{
         Failure,
         shared::{confirm::Consent, output},
@@ -46,9 +46,7 @@ impl Supply {
     /// The name is ambiguous, or there is none and no model.
     pub(crate) fn of(typed: &str, running: Option<&str>, held: &ModelFiles) -> Result<Self, Failure> {
         if source::is_remote(typed) {
-            let source::ModelSource::Url { name, .. } = source::of_server(typed)? else {
-                return Ok(Self::new(typed.into(), held, Origin::Unknown));
-            };
+            let (_, name) = source::of_server(typed)?;
             return Ok(Self::new(name, held, Origin::Source { source: typed.into(), bytes: None }));
         }
         let models = held.models();
@@ -61,12 +59,8 @@ impl Supply {
                 let origin = Origin::Source { source: file.source.into(), bytes: Some(file.bytes) };
                 Ok(Self::new(file.file_name().into(), held, origin))
             }
-            Resolved::Several(entries) => Err(several(typed, &entries)),
-            Resolved::NoSuchFile(entry) => {
-                let files: Vec<&str> = entry.files.iter().map(|file| file.quantisation).collect();
-                let message = format!("{} has no such quantisation; it has {}", entry.name, files.join(", "));
-                Err(Failure::Usage { message, next: "write NAME:QUANTISATION, or NAME alone for the usual file" })
-            }
+            Resolved::Several(entries) => Err(source::several(typed, &entries)),
+            Resolved::NoSuchFile(entry) => Err(source::no_such_file(typed, entry)),
             Resolved::Unknown(_) => Ok(Self::new(model, held, Origin::Unknown)),
         }
     }
@@ -171,14 +165,6 @@ impl Supply {
             Err(Failure::Declined) if is_on_a_node => Ok(false),
             Err(failure) => Err(failure),
         }
-    }
-}
-
-fn several(typed: &str, entries: &[&CatalogueEntry]) -> Failure {
-    let names: Vec<&str> = entries.iter().map(|entry| entry.name).collect();
-    Failure::Usage {
-        message: format!("{} matches several models of the catalogue: {}", output::clean(typed), names.join(", ")),
-        next: "name one of them; console model search WORD shows their sizes",
     }
 }
 

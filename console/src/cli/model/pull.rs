@@ -4,7 +4,7 @@ use std::{path::Path, sync::Arc};
 
 use anyhow::Context;
 use clap::Args;
-use common::digest::Sha256;
+use common::{digest::Sha256, fault::Fault};
 use protocol::models::{ModelFile, files_of};
 use serde_json::json;
 
@@ -139,7 +139,7 @@ fn progress(cluster: &Cluster, places: &[usize], model: &str) -> (Arc<PullProgre
 /// The transferred files with the names of their nodes. Nodes that had the file already are named on standard error.
 async fn done_by(
     names: &[String],
-    pulled: Result<Vec<PulledFile>, common::fault::Fault>,
+    pulled: Result<Vec<PulledFile>, Fault>,
     model: &str,
     cluster: &Cluster,
 ) -> Result<Vec<(String, ModelFile)>, Failure> {

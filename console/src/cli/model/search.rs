@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use clap::Args;
+use common::units::Bytes;
 use planner::search::Goal;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
@@ -19,7 +20,7 @@ use crate::{
             table::{TableCell, TableColumn, room, table},
         },
     },
-    client::{assign::reports, cluster::Cluster, with_port},
+    client::{cluster::Cluster, with_port},
     operator::{
         fit::{Fit, fit, hypothetical},
         planner_query::PlannerNode,
@@ -60,7 +61,8 @@ pub(super) async fn run(options: Search) -> Result<u8, Failure> {
     let entries = search(&options.query.join(" "));
     if entries.is_empty() {
         let message = format!("no model matches {:?}", options.query.join(" "));
-        let next = "console model search without words lists all; any GGUF file is hf:OWNER/REPO:FILE";
+        let next =
+            "console model search without words lists all; console model pull hf:OWNER/REPO:FILE gets any GGUF file";
         return Err(Failure::State { message, next });
     }
     let (nodes, whose) = nodes(&options).await;
@@ -82,8 +84,8 @@ pub(super) async fn run(options: Search) -> Result<u8, Failure> {
 /// The nodes to predict for, and a line that names them.
 async fn nodes(options: &Search) -> (Vec<PlannerNode>, String) {
     if let Some(count) = options.count {
-        let memory = options.memory >> 30;
-        let whose = format!("predicted for {count} Raspberry Pi 5 with {memory} GB each; no Pi was measured");
+        let memory = Bytes(options.memory);
+        let whose = format!("predicted for {count} Raspberry Pi 5 with {memory} each; no Pi was measured");
         return (hypothetical(usize::from(count), free(options.memory)), whose);
     }
     let none = "no nodes to predict for: name them with --nodes, or --count N --memory 8G";
@@ -92,11 +94,8 @@ async fn nodes(options: &Search) -> (Vec<PlannerNode>, String) {
     }
     let addresses: Vec<String> = options.nodes.nodes.iter().map(|node| with_port(node)).collect();
     let cluster = Cluster::dial(&addresses).await;
-    let answering: Vec<_> = cluster.nodes.iter().filter_map(|node| node.session().ok()).collect();
-    let found = reports(&answering).await.unwrap_or_default();
-    let nodes: Vec<PlannerNode> = answering
-        .iter()
-        .zip(&found)
+    let answers = cluster.nodes.iter().filter_map(|node| node.answer.as_ref().ok());
+    let nodes: Vec<PlannerNode> = answers
         .enumerate()
         .map(|(place, (session, report))| {
             let identity = &session.identity;

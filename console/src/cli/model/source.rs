@@ -6,8 +6,11 @@ use assignment::source::{hub, url_at};
 use protocol::models::check_name;
 
 use crate::{
-    catalogue::{CatalogueEntry, CatalogueFile, Resolved},
-    cli::{Failure, shared::choose::choose},
+    catalogue::{self, CatalogueEntry, CatalogueFile, Resolved},
+    cli::{
+        Failure,
+        shared::{choose::choose, output},
+    },
 };
 
 /// The next step after a wrong source.
@@ -51,7 +54,7 @@ pub(super) fn is_remote(source: &str) -> bool {
 /// It is neither a known name, nor a valid source on a server, nor a file on this machine.
 pub(super) async fn resolve(source: &str) -> Result<ModelSource, Failure> {
     if is_remote(source) {
-        return of_server(source);
+        return url(source);
     }
     let path = PathBuf::from(source);
     if path.is_file() {
@@ -60,16 +63,20 @@ pub(super) async fn resolve(source: &str) -> Result<ModelSource, Failure> {
     if source.ends_with(".gguf") || source.contains(['/', '\\']) {
         return Err(no_file(source));
     }
-    of_server(well_known(source).await?.source)
+    url(well_known(source).await?.source)
 }
 
-/// The source `hf:OWNER/REPO:FILE`, or a URL.
+fn url(source: &str) -> Result<ModelSource, Failure> {
+    let (url, name) = of_server(source)?;
+    Ok(ModelSource::Url { url, name })
+}
+
+/// The URL of `hf:OWNER/REPO:FILE` or of a URL, and the file's name there.
 ///
 /// # Errors
 /// It is neither.
-pub(super) fn of_server(source: &str) -> Result<ModelSource, Failure> {
-    let url = url_at(source, &hub()).map(|(url, name)| ModelSource::Url { url, name });
-    url.map_err(|message| Failure::Usage { message, next: EXAMPLE })
+pub(super) fn of_server(source: &str) -> Result<(String, String), Failure> {
+    url_at(source, &hub()).map_err(|message| Failure::Usage { message, next: EXAMPLE })
 }
 
 fn no_file(source: &str) -> Failure {
@@ -82,30 +89,49 @@ fn no_file(source: &str) -> Failure {
 
 /// The file of the catalogue with this short name.
 async fn well_known(name: &str) -> Result<&'static CatalogueFile, Failure> {
-    match crate::catalogue::resolve(name) {
+    match catalogue::resolve(name) {
         Resolved::One(_, file) => Ok(file),
-        Resolved::NoSuchFile(entry) => {
-            let files: Vec<&str> = entry.files.iter().map(|file| file.quantisation).collect();
-            let message = format!("{} has no file {name:?} in the catalogue, only {}", entry.name, files.join(", "));
-            Err(Failure::Usage { message, next: SEARCH })
-        }
+        Resolved::NoSuchFile(entry) => Err(no_such_file(name, entry)),
         Resolved::Several(entries) => {
-            let names: Vec<&str> = entries.iter().map(|entry| entry.name).collect();
-            let rows = entries.iter().map(|entry: &&CatalogueEntry| {
-                let file = entry.usual();
-                format!("{:<24} {:>8}  {}", entry.name, file.size(), file.quantisation)
-            });
-            let chosen = choose(&format!("{name} means several models:"), &rows.collect::<Vec<_>>()).await?;
-            chosen.and_then(|place| entries.get(place)).map(|entry| entry.usual()).ok_or_else(|| unknown(name, &names))
+            let (mut rows, mut files) = (Vec::new(), Vec::new());
+            for &entry in &entries {
+                let Some(file) = catalogue::file_of(entry, name) else { continue };
+                rows.push(format!("{:<24} {:>8}  {}", entry.name, file.size(), file.quantisation));
+                files.push(file);
+            }
+            if files.is_empty() {
+                return Err(several(name, &entries));
+            }
+            let chosen = choose(&format!("models that match {name}:"), &rows, None).await?;
+            chosen.and_then(|place| files.get(place).copied()).ok_or_else(|| several(name, &entries))
         }
         Resolved::Unknown(alike) => Err(unknown(name, &alike)),
     }
 }
 
-/// `No model "llama3.2". Did you mean llama-3.2-1b, llama-3.2-3b?`
+/// `no model is named "lama-3.2"; did you mean llama-3.2-1b, llama-3.2-3b?`
 fn unknown(name: &str, alike: &[&str]) -> Failure {
-    let meant = if alike.is_empty() { String::new() } else { format!(" Did you mean {}?", alike.join(", ")) };
-    Failure::Usage { message: format!("No model {name:?}.{meant}"), next: SEARCH }
+    let meant = if alike.is_empty() { String::new() } else { format!("; did you mean {}?", alike.join(", ")) };
+    Failure::Usage { message: format!("no model is named {name:?}{meant}"), next: SEARCH }
+}
+
+/// The model has no file of the typed quantisation.
+pub(super) fn no_such_file(typed: &str, entry: &CatalogueEntry) -> Failure {
+    let files: Vec<&str> = entry.files.iter().map(|file| file.quantisation).collect();
+    let message = format!("{typed:?} is not in the catalogue: it has {} as {} only", entry.name, files.join(", "));
+    Failure::Usage { message, next: SEARCH }
+}
+
+/// The name matches several models, or only a part of a word of one, and there is no terminal to ask on.
+pub(super) fn several(typed: &str, entries: &[&CatalogueEntry]) -> Failure {
+    let names: Vec<&str> = entries.iter().map(|entry| entry.name).collect();
+    if names.len() == 1 {
+        return unknown(typed, &names);
+    }
+    Failure::Usage {
+        message: format!("{} matches several models of the catalogue: {}", output::clean(typed), names.join(", ")),
+        next: "name one of them; console model search WORD shows their sizes",
+    }
 }
 
 /// Checks that `--from` was given with the name of a file.
@@ -148,18 +174,25 @@ mod tests {
         let known = resolve("Qwen3.5-4B:q8_0").await.expect("it is in the catalogue");
         assert_eq!(known.file_name(), "Qwen3.5-4B-Q8_0.gguf");
         for (typed, message) in [
-            ("lamma-3.2-1b", r#"No model "lamma-3.2-1b". Did you mean llama-3.2-1b, gemma-3-1b, llama-3.2-3b?"#),
-            ("bloom", r#"No model "bloom"."#),
-            ("qwen3.5-4b:q2_k", r#"qwen3.5-4b has no file "qwen3.5-4b:q2_k" in the catalogue, only Q4_K_M, Q8_0"#),
+            (
+                "lamma-3.2-1b",
+                r#"no model is named "lamma-3.2-1b"; did you mean llama-3.2-1b, gemma-3-1b, llama-3.2-3b?"#,
+            ),
+            ("bloom", r#"no model is named "bloom""#),
+            ("qwen3.5-4b:q2_k", r#""qwen3.5-4b:q2_k" is not in the catalogue: it has qwen3.5-4b as Q4_K_M, Q8_0 only"#),
         ] {
             let failure = resolve(typed).await.expect_err(typed);
             assert_eq!((failure.code(), failure.to_string().as_str()), (2, message));
             assert!(failure.json()["error"]["next"].as_str().is_some_and(|next| next.contains("model search")));
         }
-        let names = ["llama-3.2-1b", "llama-3.2-3b"];
+        let Resolved::Several(entries) = catalogue::resolve("llama3.2") else { panic!("it matches two models") };
         assert_eq!(
-            unknown("llama3.2", &names).to_string(),
-            r#"No model "llama3.2". Did you mean llama-3.2-1b, llama-3.2-3b?"#
+            several("llama3.2", &entries).to_string(),
+            "llama3.2 matches several models of the catalogue: llama-3.2-1b, llama-3.2-3b"
+        );
+        assert_eq!(
+            several("llama3.2", &entries[..1]).to_string(),
+            r#"no model is named "llama3.2"; did you mean llama-3.2-1b?"#
         );
     }
 

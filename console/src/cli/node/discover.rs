@@ -17,7 +17,7 @@ use crate::cli::{
 };
 
 /// Largest number of nodes to list.
-const NODES_MAX: usize = 1024;
+pub(crate) const NODES_MAX: usize = 1024;
 
 /// Options of `console node discover`.
 #[derive(Clone, Debug, Args)]

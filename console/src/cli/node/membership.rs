@@ -103,10 +103,7 @@ pub(super) async fn join(change: Change, kept: Option<&str>) -> Result<u8, Failu
     }
     interrupts.end(bring(&lacking)).await?;
     let address = sessions.last().map_or_else(String::new, |session| session.address.clone());
-    let assigned = match interrupts.end(switch(&sessions, &wanted)).await {
-        Ok(assigned) => assigned,
-        Err(failure) => return Err(advised(failure, &sessions).await),
-    };
+    let assigned = interrupts.end(switch(&sessions, &wanted)).await?;
     done(&change, &name, "joined", &assigned);
     cluster::follow(kept, &[address], &[]);
     Ok(0)
@@ -220,11 +217,16 @@ fn uncordoned(cluster: &Cluster, leaving: &str) -> Result<(), Failure> {
     Err(Failure::State { message: output::clean(&message), next: "uncordon it first: console node uncordon NODE" })
 }
 
+/// Assigns a topology to the nodes. If a node lacks the model's file, the failure names a node that has it.
 pub(super) async fn switch(sessions: &[Arc<Session>], wanted: &DesiredTopology) -> Result<Assigned, Failure> {
-    Ok(assign(sessions, wanted, &|event| progress(&OperateEvent::Assign(event))).await?)
+    match assign(sessions, wanted, &|event| progress(&OperateEvent::Assign(event))).await {
+        Ok(assigned) => Ok(assigned),
+        Err(fault) => Err(advised(fault.into(), sessions).await),
+    }
 }
 
-/// Makes the running topology, which only approximates the operator's, the wanted one: nodes that it lacks do not return.
+/// Makes the running topology, which only approximates the operator's, the desired one: nodes that it lacks do not
+/// return.
 async fn settle(sessions: &[Arc<Session>], topology: &Topology) -> Result<Assigned, Failure> {
     let card = identify_on_any(sessions.iter().map(|session| &**session), &topology.model).await?;
     let sizes = card.sizes().map_err(|kind| Fault::new("console", kind))?;

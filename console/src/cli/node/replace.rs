@@ -15,7 +15,7 @@ use crate::{
     cli::{
         Failure, cluster, key,
         shared::{
-            confirm::{Consent, ask_line, has_person},
+            confirm::Consent,
             find_node::find,
             interrupts::Interrupts,
             options::{Nodes, node},
@@ -155,26 +155,11 @@ fn others(
 async fn adopt(options: &Replace, key: Option<PathBuf>) -> Result<Arc<Session>, Failure> {
     let path = key.map_or_else(key::default_path, Ok)?;
     let secret = key::adopt::secret(&path)?;
-    let code = match (&options.code, options.ssh) {
-        (None, false) => Some(ask_code(&options.new).await?),
-        (code, _) => code.clone(),
+    match &options.code {
+        None if !options.ssh => key::adopt::give_asked(&options.new, &secret).await?,
+        code => key::adopt::give(&options.new, code.as_ref(), &secret).await?,
     };
-    key::adopt::give(&options.new, code.as_ref(), &secret).await?;
     Ok(Arc::new(session::open(&with_port(&options.new)).await?))
-}
-
-async fn ask_code(node: &str) -> Result<Code, Failure> {
-    if !has_person() {
-        return Err(Failure::Usage {
-            message: format!("{} has no key, and its pairing code was not given", output::clean(node)),
-            next: "pass the code that `sudo brambled pair` displays there with --code, or --ssh",
-        });
-    }
-    let typed = ask_line(&format!("Pairing code of {node} (displayed there by: sudo brambled pair): ")).await?;
-    typed.parse().map_err(|reason: String| Failure::Usage {
-        message: reason,
-        next: "run the command again with the code that the node displays",
-    })
 }
 
 /// Copies the model's files to the new node and assigns the topology with it. Returns the epoch.

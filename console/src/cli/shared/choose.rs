@@ -7,11 +7,11 @@ use crate::cli::{
     },
 };
 
-/// The index of the chosen row; `None` without a terminal to ask on.
+/// The index of the chosen row, `default` for an empty answer; `None` without a terminal to ask on.
 ///
 /// # Errors
-/// The answer is no number of the list, or standard input cannot be read.
-pub(crate) async fn choose(question: &str, rows: &[String]) -> Result<Option<usize>, Failure> {
+/// The answer is empty and there is no default, or the input has ended or cannot be read.
+pub(crate) async fn choose(question: &str, rows: &[String], default: Option<usize>) -> Result<Option<usize>, Failure> {
     if !has_person() {
         return Ok(None);
     }
@@ -19,8 +19,17 @@ pub(crate) async fn choose(question: &str, rows: &[String]) -> Result<Option<usi
     for (place, row) in rows.iter().enumerate() {
         output::note(&output::clean(&format!("{:>4}  {row}", place + 1)));
     }
-    let answer = ask_line(&format!("Number (1 to {}): ", rows.len())).await?;
-    number(&answer, rows.len()).map(Some).ok_or(Failure::Declined)
+    let usual = default.map_or_else(String::new, |place| format!(" [{}]", place + 1));
+    loop {
+        let answer = ask_line(&format!("Number (1 to {}){usual}: ", rows.len())).await?;
+        if answer.is_empty() {
+            return default.map(Some).ok_or(Failure::Declined);
+        }
+        match number(&answer, rows.len()) {
+            Some(place) => return Ok(Some(place)),
+            None => output::note(&format!("type a number from 1 to {}", rows.len())),
+        }
+    }
 }
 
 /// The index that an answer means.

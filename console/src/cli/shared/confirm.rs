@@ -1,11 +1,14 @@
 //! Confirmation of commands that change the cluster. They describe the change and ask on a terminal. Without a terminal
 //! they refuse and name `--yes`. With `--dry-run` they describe the change and do nothing.
-use std::io::{IsTerminal, stdin};
+use std::io::{BufRead, IsTerminal, Read, stdin};
 
 use clap::Args;
 use serde_json::{Value, json};
 
 use crate::cli::{Failure, shared::output};
+
+/// Longest answer in bytes, which is also that of a terminal's line.
+const ANSWER_BYTES_MAX: u64 = 4096;
 
 /// For commands that add something and replace nothing: they do not ask, but have a dry run.
 #[derive(Clone, Copy, Debug, Default, Args)]
@@ -96,18 +99,19 @@ pub(crate) fn has_person() -> bool {
     stdin().is_terminal() && std::io::stderr().is_terminal()
 }
 
-/// Asks for a line of text, and returns it without blanks at its ends; empty at the end of the input.
+/// Asks for a line of text, and returns it without blanks at its ends.
 ///
 /// # Errors
-/// Standard input cannot be read.
+/// The input has ended, or cannot be read.
 pub(crate) async fn ask_line(question: &str) -> Result<String, Failure> {
     output::note_part(question);
     let answer = tokio::task::spawn_blocking(|| {
         let mut answer = String::new();
-        stdin().read_line(&mut answer).map(|_| answer)
+        stdin().lock().take(ANSWER_BYTES_MAX).read_line(&mut answer).map(|_| answer)
     });
     let answer = answer.await.map_err(anyhow::Error::from)?.map_err(anyhow::Error::from)?;
-    Ok(answer.trim().to_owned())
+    // A line has at least its end.
+    if answer.is_empty() { Err(Failure::Declined) } else { Ok(answer.trim().to_owned()) }
 }
 
 #[cfg(test)]

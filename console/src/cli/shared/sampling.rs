@@ -66,17 +66,15 @@ impl Sampling {
         };
         message::Generate::new(prompt, self.max_tokens, sampling, self.stop.clone())
     }
-}
 
-impl Sampling {
     /// Sets a parameter by its name, with the limits of its option.
     ///
     /// # Errors
     /// The name is unknown or the value invalid; the message lists the valid ones.
     pub(crate) fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
-        let whole = |most: u32| {
-            let number = value.parse::<u32>().ok().filter(|number| *number <= most);
-            number.ok_or_else(|| format!("{name} is {value:?}: expected a whole number up to {most}"))
+        let whole = |least: u32, most: u32| {
+            let number = value.parse::<u32>().ok().filter(|number| (least..=most).contains(number));
+            number.ok_or_else(|| format!("{name} is {value:?}: expected a whole number from {least} to {most}"))
         };
         let real = |least: f32, most: f32| {
             number(value, least, most).map_err(|reason| format!("{name} is {value:?}: {reason}"))
@@ -86,8 +84,8 @@ impl Sampling {
             "top_p" => self.top_p = real(0.0, 1.0)?,
             "min_p" => self.min_p = real(0.0, 1.0)?,
             "repeat_penalty" => self.repeat_penalty = real(0.01, 100.0)?,
-            "top_k" => self.top_k = whole(1024)?,
-            "max_tokens" => self.max_tokens = whole(u32::MAX)?.max(1),
+            "top_k" => self.top_k = whole(0, 1024)?,
+            "max_tokens" => self.max_tokens = whole(1, u32::MAX)?,
             "seed" if value == "random" => self.seed = None,
             "seed" => {
                 let seed =

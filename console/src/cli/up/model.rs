@@ -8,10 +8,7 @@ use crate::{
     cli::{
         Failure,
         model::{choice::ModelFiles, provide::Supply},
-        shared::{
-            confirm::{ask_line, has_person},
-            output,
-        },
+        shared::{choose::choose as choose_row, output},
         topology::ensure::Reached,
     },
     suggest::did_you_mean,
@@ -19,9 +16,9 @@ use crate::{
 
 /// Recommended models, the largest first.
 const RECOMMENDED: [&str; 5] = ["qwen3.5-9b", "qwen3.5-4b", "llama-3.2-3b", "llama-3.2-1b", "qwen3.5-0.8b"];
-/// Bytes of a file that one node reads fast enough for a fluent answer, as the planner predicts for a Pi 5.
+/// Bytes of a file that a node reads fast enough for a fluent answer, as the planner predicts for a Pi 5.
 const FLUENT_BYTES: u64 = 1_500_000_000;
-/// The same, apart from the number of nodes.
+/// Bytes that a fluent answer allows on top of those of the nodes.
 const FLUENT_BASE_BYTES: u64 = 700_000_000;
 /// Memory of a node besides its share of the file: KV cache, buffers and the system's reserve.
 const RESERVE_BYTES: u64 = 900 << 20;
@@ -67,19 +64,22 @@ pub(super) async fn choose(options: &Up, nodes: &[String], log: &mut SetupLog) -
     log.begin(what, command);
     let Some(first) = offers.first() else {
         return Err(Failure::State {
-            message: format!("the nodes have no model, and {} of memory suffice for no recommended one", Bytes(least)),
+            message: format!(
+                "the nodes have no model, and no recommended model fits into {} of memory per node",
+                Bytes(least)
+            ),
             next: "name a smaller one with --model, or add nodes; console model search lists the catalogue",
         });
     };
-    let chosen = match options.consent.yes || log.is_rehearsal() {
-        true => first,
-        false if has_person() => ask(&offers).await?,
-        false => {
-            return Err(Failure::Usage {
-                message: "no model was chosen, and there is no terminal to ask on".into(),
-                next: "pass --model NAME, or --yes for the recommended one",
-            });
-        }
+    let chosen = if options.consent.yes || log.is_rehearsal() {
+        first
+    } else {
+        let rows: Vec<String> = offers.iter().map(|offer| format!("{}  ({})", offer.name, offer.note)).collect();
+        let place = choose_row("models:", &rows, Some(0)).await?;
+        place.and_then(|place| offers.get(place)).ok_or_else(|| Failure::Usage {
+            message: "no model was chosen, and there is no terminal to ask on".into(),
+            next: "pass --model NAME, or --yes for the recommended one",
+        })?
     };
     let supply = Supply::of(&chosen.name, None, &files)?;
     log.done(&format!("{} ({})", chosen.name, chosen.note));
@@ -102,30 +102,15 @@ fn offers(held: &[&str], recommended: Option<&CatalogueEntry>) -> Vec<Offer> {
 /// node in bytes.
 fn recommended(nodes: usize, least: u64) -> Option<&'static CatalogueEntry> {
     let nodes = nodes.max(1) as u64;
-    let entries = RECOMMENDED.iter().filter_map(|name| match catalogue::resolve(name) {
+    let mut entries = RECOMMENDED.iter().filter_map(|name| match catalogue::resolve(name) {
         Resolved::One(entry, _) => Some(entry),
         _ => None,
     });
     let fluent = FLUENT_BASE_BYTES + FLUENT_BYTES.saturating_mul(nodes);
-    let mut sizes = entries.map(|entry| (entry, entry.usual().bytes));
-    let fitting =
-        sizes.find(|size: &(&CatalogueEntry, u64)| size.1 <= fluent && size.1 / nodes + RESERVE_BYTES <= least);
-    fitting.map(|(entry, _)| entry)
-}
-
-async fn ask(offers: &[Offer]) -> Result<&Offer, Failure> {
-    for (index, offer) in offers.iter().enumerate() {
-        output::note(&format!("      {:>2}  {}  ({})", index + 1, output::clean(&offer.name), offer.note));
-    }
-    loop {
-        let typed = ask_line("      Number of the model [1]: ").await?;
-        let number = if typed.is_empty() { Ok(1) } else { typed.parse::<usize>() };
-        let chosen = number.ok().and_then(|number| offers.get(number.checked_sub(1)?));
-        match chosen {
-            Some(offer) => return Ok(offer),
-            None => output::note(&format!("      type a number from 1 to {}", offers.len())),
-        }
-    }
+    entries.find(|entry| {
+        let bytes = entry.usual().bytes;
+        bytes <= fluent && bytes / nodes + RESERVE_BYTES <= least
+    })
 }
 
 fn unknown(typed: &str, files: &ModelFiles) -> Failure {

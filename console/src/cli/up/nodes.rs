@@ -10,17 +10,12 @@ use super::{Up, log::SetupLog};
 use crate::cli::{
     Failure, key,
     node::discover,
-    shared::{
-        confirm::{ask_line, has_person},
-        output,
-    },
+    shared::{confirm::has_person, output},
 };
 use crate::client::{clusters::Kept, session, with_port};
 
 /// How long to listen for announcements.
 const LISTEN: Duration = Duration::from_secs(3);
-/// Pairing codes that are asked for per node.
-const TRIES: usize = 3;
 
 /// The nodes: given, of the saved cluster, or announced on the network.
 ///
@@ -41,7 +36,7 @@ pub(super) async fn find(
         return Ok(kept.nodes.clone());
     }
     log.begin(what, command);
-    let listening = tokio::task::spawn_blocking(|| discover::listen(LISTEN, usize::MAX));
+    let listening = tokio::task::spawn_blocking(|| discover::listen(LISTEN, discover::NODES_MAX));
     let found = listening.await.map_err(|error| anyhow!(error))??;
     if found.is_empty() {
         return Err(Failure::State {
@@ -49,11 +44,10 @@ pub(super) async fn find(
             next: "start brambled on each node, or name the nodes: console up ADDRESS ADDRESS",
         });
     }
+    let addresses: Vec<String> = found.keys().map(ToString::to_string).collect();
     let mut nodes = Vec::new();
-    for (address, announced) in found {
-        let node = address.to_string();
-        let is_of_others = announced.claimed == Some(true)
-            && matches!(session::open(&node).await, Err(fault) if has_other_key(&fault));
+    for ((node, announced), answer) in addresses.iter().cloned().zip(found.values()).zip(dial(&addresses).await) {
+        let is_of_others = announced.claimed == Some(true) && answer.is_err_and(|fault| has_other_key(&fault));
         if is_of_others {
             output::note(&format!("      {} at {node} belongs to another cluster", output::clean(&announced.name)));
             continue;
@@ -107,10 +101,11 @@ pub(super) async fn adopt(options: &Up, nodes: &[String], key: &Path, log: &mut 
     let secret = key::adopt::secret(key)?;
     let mut names = Vec::new();
     for (index, node) in lacking.iter().enumerate() {
-        let name = match codes.get(index) {
-            None if !options.ssh => adopt_asked(node, &secret).await?,
-            code => key::adopt::give(node, code, &secret).await?.node,
+        let adopted = match codes.get(index) {
+            None if !options.ssh => key::adopt::give_asked(node, &secret).await?,
+            code => key::adopt::give(node, code, &secret).await?,
         };
+        let name = adopted.node;
         output::note(&format!("      {} ({node}) has the key", output::clean(&name)));
         names.push(name);
     }
@@ -118,8 +113,8 @@ pub(super) async fn adopt(options: &Up, nodes: &[String], key: &Path, log: &mut 
     Ok(true)
 }
 
-/// The indices of the nodes without a key.
-async fn without_key(nodes: &[String]) -> Result<Vec<usize>, Failure> {
+/// Dials all nodes at once: whether each accepts this console, in the same order.
+async fn dial(nodes: &[String]) -> Vec<Result<(), Fault>> {
     let mut asked = JoinSet::new();
     for (index, node) in nodes.iter().enumerate() {
         let address = with_port(node);
@@ -127,8 +122,13 @@ async fn without_key(nodes: &[String]) -> Result<Vec<usize>, Failure> {
     }
     let mut answers = asked.join_all().await;
     answers.sort_by_key(|(index, _)| *index);
+    answers.into_iter().map(|(_, answer)| answer).collect()
+}
+
+/// The indices of the nodes without a key.
+async fn without_key(nodes: &[String]) -> Result<Vec<usize>, Failure> {
     let mut places = Vec::new();
-    for (index, answer) in answers {
+    for (index, answer) in dial(nodes).await.into_iter().enumerate() {
         match answer {
             Ok(()) => {}
             Err(fault) if fault.kind == FaultKind::Unclaimed => places.push(index),
@@ -138,8 +138,8 @@ async fn without_key(nodes: &[String]) -> Result<Vec<usize>, Failure> {
     Ok(places)
 }
 
-/// The codes of the nodes at these places; none if they can be asked for, or read over ssh. There is a code for each node of
-/// the command, or for each that has no key.
+/// The codes of the nodes at these places; none if they can be asked for, or read over ssh. There is a code for each node
+/// of the command, or for each that has no key.
 fn codes(given: &[Code], can_ask: bool, nodes: usize, places: &[usize]) -> Result<Vec<Code>, Failure> {
     match given.len() {
         0 if can_ask => Ok(Vec::new()),
@@ -154,33 +154,6 @@ fn codes(given: &[Code], can_ask: bool, nodes: usize, places: &[usize]) -> Resul
             next: "pass one --code per node, in the same order, or --ssh",
         }),
     }
-}
-
-/// Asks for the code of a node, and again if it is wrong.
-async fn adopt_asked(node: &str, secret: &[u8; 32]) -> Result<String, Failure> {
-    let question = format!("      Pairing code of {node} (displayed there by: sudo brambled pair): ");
-    let mut last = Failure::Declined;
-    for _ in 0..TRIES {
-        let typed = ask_line(&question).await?;
-        if typed.is_empty() {
-            return Err(Failure::Declined);
-        }
-        let code: Code = match typed.parse() {
-            Ok(code) => code,
-            Err(reason) => {
-                output::note(&format!("      {reason}"));
-                continue;
-            }
-        };
-        match key::adopt::give(node, Some(&code), secret).await {
-            Ok(adopted) => return Ok(adopted.node),
-            Err(failure) => {
-                output::note(&format!("      {}", output::clean(&failure.to_string())));
-                last = failure;
-            }
-        }
-    }
-    Err(last)
 }
 
 #[cfg(test)]

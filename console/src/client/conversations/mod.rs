@@ -59,7 +59,8 @@ pub fn read_all(folder: &Path) -> Result<ReadConversations, String> {
     let mut bytes = 0u64;
     for (_, size, path) in files {
         let name = path.display();
-        bytes = bytes.saturating_add(size);
+        // No more than this is read of a larger file.
+        bytes = bytes.saturating_add(size.min(FILE_BYTES_MAX));
         if found.all.len() >= CONVERSATIONS_MAX || bytes > ALL_BYTES_MAX {
             found.skipped.push(format!("{name}: there are too many conversations; delete some"));
             continue;
@@ -79,6 +80,8 @@ pub fn read_all(folder: &Path) -> Result<ReadConversations, String> {
 /// It cannot be stored; the message names the file and the reason.
 pub fn keep(folder: &Path, conversation: &Conversation) -> Result<(), String> {
     let path = path_of(folder, &conversation.id)?;
+    // What fails this check could not be read again.
+    conversation.check().map_err(|reason| format!("the conversation {reason}"))?;
     let text = conversation.json();
     if text.len() as u64 > FILE_BYTES_MAX {
         return Err(format!("the conversation is larger than {FILE_BYTES_MAX} bytes: start a new one"));

@@ -5,7 +5,7 @@ use super::{
     keeper::{Keeper, KeeperNews, KeeperOrder},
     *,
 };
-use crate::conversation::{ChatAnswer, ChatTurn};
+use crate::conversation::{ChatAnswer, ChatTurn, SYSTEM_BYTES_MAX};
 
 fn conversation(id: &str, changed_ms: u64) -> Conversation {
     let answer = ChatAnswer { text: "4".to_owned(), thought: "add".to_owned(), ..ChatAnswer::default() };
@@ -51,13 +51,26 @@ fn damaged_files_are_skipped_and_stay() {
 }
 
 #[test]
+fn huge_file_does_not_hide_the_others() {
+    let folder = tempfile::tempdir().expect("a folder");
+    keep(folder.path(), &conversation("good", 1)).expect("the folder is writable");
+    let huge = File::create(folder.path().join("huge.json")).expect("the folder is writable");
+    huge.set_len(ALL_BYTES_MAX + 1).expect("a file with a hole");
+    let found = read_all(folder.path()).expect("the folder is readable");
+    assert_eq!((found.all, found.skipped.len()), (vec![conversation("good", 1)], 1));
+}
+
+#[test]
 fn names_that_leave_the_folder_and_huge_conversations_are_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     for id in ["", "../x", "a/b", "A", "x.json"] {
         assert!(keep(folder.path(), &conversation(id, 1)).is_err() && remove(folder.path(), id).is_err(), "{id}");
     }
-    let huge = Conversation { system: "x".repeat(FILE_BYTES_MAX as usize), ..conversation("huge", 1) };
+    let turn = ChatTurn { prompt: "x".repeat(FILE_BYTES_MAX as usize), answer: None };
+    let huge = Conversation { turns: vec![turn], ..conversation("huge", 1) };
+    let unreadable = Conversation { system: "x".repeat(SYSTEM_BYTES_MAX + 1), ..conversation("unreadable", 1) };
     assert!(keep(folder.path(), &huge).is_err_and(|reason| reason.contains("start a new one")));
+    assert!(keep(folder.path(), &unreadable).is_err_and(|reason| reason.contains("system prompt")));
 }
 
 #[test]

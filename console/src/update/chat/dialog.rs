@@ -22,7 +22,7 @@ pub(super) fn ask_system(state: &mut State) {
 pub(super) fn ask_rename(state: &mut State) {
     match state.chat.shown() {
         Some(shown) => {
-            let title = shown.title();
+            let title = clean_line(&shown.title());
             state.operations.dialog = Some(Dialog::text(Question::RenameConversation { id: shown.id.clone() }, &title));
         }
         None => state.screen.notice = Some("this conversation has no message yet".to_owned()),

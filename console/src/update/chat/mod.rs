@@ -15,7 +15,7 @@ use crate::{
         ReadConversations,
         keeper::{KeeperNews, KeeperOrder},
     },
-    conversation::{ChatTurn, Conversation, TURNS_MAX},
+    conversation::{ChatAnswer, ChatTurn, Conversation},
     keymap::{ChatAction, Focus, Page, ScrollAction},
     state::{State, TextScroll, clean::clean_line, command::Format},
     update::{
@@ -105,17 +105,22 @@ pub(super) fn submit(state: &mut State) -> Vec<Effect> {
         asked.turns.pop();
     }
     asked.turns.push(ChatTurn { prompt, answer: None });
-    let problem = asked.messages().err();
-    let problem = problem.or_else(|| {
-        (asked.turns.len() > TURNS_MAX).then(|| format!("{TURNS_MAX} turns are the limit: start a new one"))
-    });
-    if let Some(problem) = problem {
-        state.screen.notice = Some(problem);
+    if is_too_long(state, &asked) {
         return Vec::new();
     }
     state.screen.editor.take();
     state.chat.edits = false;
-    ask(state, asked)
+    ask(state, asked, None)
+}
+
+/// Whether a conversation is too long for a request; the reason is shown.
+fn is_too_long(state: &mut State, asked: &Conversation) -> bool {
+    let problem = asked.messages().err();
+    let is_too_long = problem.is_some();
+    if let Some(problem) = problem {
+        state.screen.notice = Some(format!("{problem}: start a new one"));
+    }
+    is_too_long
 }
 
 fn new_conversation(state: &mut State) -> Conversation {
@@ -139,23 +144,22 @@ fn again(state: &mut State) -> Vec<Effect> {
     if let Err(effects) = generate::check(state) {
         return effects;
     }
-    if let Some(turn) = asked.turns.last_mut() {
-        turn.answer = None;
-    }
-    if let Err(problem) = asked.messages() {
-        state.screen.notice = Some(problem);
+    let earlier = asked.turns.last_mut().and_then(|turn| turn.answer.take());
+    if is_too_long(state, &asked) {
         return Vec::new();
     }
-    ask(state, asked)
+    ask(state, asked, earlier.filter(|answer| !answer.text.is_empty()))
 }
 
-/// Stores a conversation that ends with a prompt, shows it first, and asks for the answer.
-fn ask(state: &mut State, asked: Conversation) -> Vec<Effect> {
+/// Stores a conversation that ends with a prompt, shows it first, and asks for the answer. With an earlier answer, the
+/// file stays as it is until the new one has arrived.
+fn ask(state: &mut State, asked: Conversation, earlier: Option<ChatAnswer>) -> Vec<Effect> {
     let prompt = asked.turns.last().map_or_else(String::new, |turn| turn.prompt.clone());
     let keep = put(state, asked);
     state.chat.awaited = state.chat.current.clone();
     state.chat.form = Default::default();
-    let mut effects = vec![keep];
+    let mut effects = if earlier.is_some() { Vec::new() } else { vec![keep] };
+    state.chat.replaced = earlier;
     effects.extend(generate::start(state, prompt));
     effects
 }

@@ -61,16 +61,28 @@ fn failed(fault: &Fault) -> ChatAnswer {
     ChatAnswer { failure: Some(failure), ..ChatAnswer::default() }
 }
 
-/// Stores the text that has arrived with these figures; `None` leaves the prompt without an answer.
+/// Stores the text that has arrived with these figures; `None` leaves the prompt without an answer. An answer that was
+/// asked for again stays if no text has arrived.
 fn store(state: &mut State, answer: Option<ChatAnswer>) -> Vec<Effect> {
     let read = state.chat.arrived(&state.generation.request);
     let model = state.generation.sent_model.clone().unwrap_or_default();
     let now = clock_ms(state);
+    let earlier = state.chat.replaced.take();
     let Some(id) = state.chat.awaited.take() else { return Vec::new() };
     let Some(conversation) = state.chat.get_mut(&id) else { return Vec::new() };
     conversation.changed_ms = now;
+    let has_text = answer.is_some() && !read.text.is_empty();
+    let mut new = answer.map(|answer| ChatAnswer { model, thought: read.thought, text: read.text, ..answer });
+    if let Some(new) = new.as_mut().filter(|new| state.generation.request.is_cut && !new.figures.is_empty()) {
+        new.figures.push_str(", the start was left out");
+    }
+    if let Some(earlier) = earlier.filter(|_| !has_text) {
+        let reason = new.map_or_else(|| "it was not sent".to_owned(), |new| new.failure.unwrap_or(new.figures));
+        state.screen.notice = Some(format!("no new answer, the earlier one stays: {reason}"));
+        new = Some(earlier);
+    }
     if let Some(turn) = conversation.turns.last_mut() {
-        turn.answer = answer.map(|answer| ChatAnswer { model, thought: read.thought, text: read.text, ..answer });
+        turn.answer = new;
     }
     vec![keep(conversation.clone())]
 }

@@ -140,6 +140,24 @@ fn last_message_is_edited_and_answered_again() {
 }
 
 #[test]
+fn earlier_answer_stays_if_no_new_one_arrives() {
+    let mut story = opened();
+    say(&mut story, "one");
+    answer(&mut story, "1");
+    let before = stored(&story);
+    story.effects.clear();
+    story.key(KeyCode::Function(5));
+    let keeps = story.effects.iter().any(|effect| matches!(effect, Effect::File(_)));
+    assert!(story.state.chat.awaits() && !keeps, "the file keeps the earlier answer");
+    story.generate(GenerateEvent::Failed(lost_fault()));
+    assert_eq!(stored(&story).turns, before.turns);
+    assert!(story.state.screen.notice.as_ref().is_some_and(|notice| notice.contains("Next: ")));
+    story.key(KeyCode::Function(5));
+    answer(&mut story, "2");
+    assert_eq!(stored(&story).turns[0].answer.as_ref().map(|answer| answer.text.as_str()), Some("2"));
+}
+
+#[test]
 fn thoughts_are_stored_apart_and_not_sent_again() {
     let mut story = opened();
     say(&mut story, "2 + 2?");

@@ -174,6 +174,20 @@ fn enter_on_the_catalogue_downloads_after_a_question_and_shows_progress() {
 }
 
 #[test]
+fn download_of_a_file_that_a_node_has_is_of_that_file() {
+    let mut story = idle_cluster();
+    story.key(KeyCode::Char('8')).at(250);
+    let held = crate::catalogue::ENTRIES[0].file("Q8_0").expect("the catalogue has it");
+    for node in 0..NODES {
+        let files = if node == 0 { vec![file(held.file_name())] } else { Vec::new() };
+        story.arrives(ClientEvent::Models { node, answer: Ok(files) });
+    }
+    story.at(300).key(KeyCode::Char('p'));
+    let Some(Question::Pull { file, .. }) = question(&story) else { panic!("no question") };
+    assert_eq!(file, held);
+}
+
+#[test]
 fn page_asks_for_files_and_predictions_while_it_is_shown() {
     let mut story = idle_cluster();
     story.effects.clear();

@@ -19,11 +19,10 @@ use crate::{
         status::{ClusterStatus, hint, status},
     },
     view::{
-        format::wrap_words,
         tables::{self, TableTexts},
         theme::Theme,
         topology,
-        widgets::panel::lines,
+        widgets::{panel::lines, paragraph::paragraph},
     },
 };
 
@@ -129,9 +128,7 @@ fn draw_rest(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
 fn next(state: &State, theme: &Theme, width: usize) -> Vec<Line<'static>> {
     let mut all = Vec::new();
     let mut say = |text: &str, style: Style| {
-        let text = clean_line(text);
-        let rows = wrap_words(&text, width.saturating_sub(2));
-        all.extend(rows.into_iter().map(|range| Line::styled(format!(" {}", &text[range]), style)));
+        all.extend(paragraph(&clean_line(text), " ", style, width.saturating_sub(1)));
     };
     match status(state) {
         ClusterStatus::Empty => {

@@ -11,6 +11,7 @@ use crate::{
     },
     view::{
         chart::{self, Chart},
+        format::percent,
         theme::Theme,
     },
 };
@@ -39,12 +40,7 @@ const PULSES: [Pulse; 3] = [
         write: |count| format!("{count:.0}"),
         mark: |high| format!("{high}"),
     },
-    Pulse {
-        title: "Network",
-        of: |moment| moment.network,
-        write: |share| format!("{:.0} %", share * 100.0),
-        mark: |high| format!("{:.0} %", high * 100.0),
-    },
+    Pulse { title: "Network", of: |moment| moment.network, write: percent, mark: percent },
 ];
 
 /// Renders the graphs that fit side by side.

@@ -10,7 +10,7 @@ use crate::{
     state::{State, history::Sample, node::Node, nodes},
     view::{
         chart,
-        format::{fit, fit_right, width},
+        format::{fit, fit_right, percent, width},
         theme::Theme,
         trend::{CELSIUS, Trends},
         widgets::{graph::scale_end, panel::panel},
@@ -23,25 +23,26 @@ const VALUE: usize = 11;
 /// From this width three charts stand side by side.
 const WIDTH_THREE: u16 = 110;
 
-/// A graph: its title, its figure, the scale if it is fixed, and how figures and the scale's end are written.
+/// A graph: its title, its figure, the scale if it is fixed, how figures and the scale's end are written, and whether only
+/// heads have it.
 struct NodeGraph {
     title: &'static str,
     of: fn(&Sample) -> Option<f64>,
     scale: Option<(f64, f64)>,
     write: fn(f64) -> String,
     mark: fn(f64) -> String,
+    is_of_heads: bool,
 }
 
-/// Number of graphs with one figure each.
-pub(super) const COUNT: usize = 6;
-
-const GRAPHS: [NodeGraph; COUNT] = [
+/// The graphs with one figure each.
+const GRAPHS: [NodeGraph; 6] = [
     NodeGraph {
         title: "temperature",
         of: |one| one.celsius.map(f64::from),
         scale: Some(CELSIUS),
         write: |celsius| format!("{celsius:.1} °C"),
         mark: |celsius| format!("{celsius} °"),
+        is_of_heads: false,
     },
     NodeGraph {
         title: "clock",
@@ -49,13 +50,15 @@ const GRAPHS: [NodeGraph; COUNT] = [
         scale: None,
         write: |gigahertz| format!("{gigahertz:.2} GHz"),
         mark: |gigahertz| chart::short(gigahertz) + " G",
+        is_of_heads: false,
     },
     NodeGraph {
         title: "memory",
         of: |one| one.memory,
         scale: Some((0.0, 1.0)),
-        write: chart::percent,
-        mark: chart::percent,
+        write: percent,
+        mark: percent,
+        is_of_heads: false,
     },
     NodeGraph {
         title: "others' CPU",
@@ -63,6 +66,7 @@ const GRAPHS: [NodeGraph; COUNT] = [
         scale: None,
         write: |cores| format!("{cores:.1} cores"),
         mark: chart::short,
+        is_of_heads: false,
     },
     NodeGraph {
         title: "traffic",
@@ -70,6 +74,7 @@ const GRAPHS: [NodeGraph; COUNT] = [
         scale: None,
         write: nodes::traffic,
         mark: |rate| chart::short(rate / 1e6) + "M",
+        is_of_heads: false,
     },
     NodeGraph {
         title: "tokens/s",
@@ -77,16 +82,37 @@ const GRAPHS: [NodeGraph; COUNT] = [
         scale: None,
         write: |rate| format!("{rate:.1}"),
         mark: chart::short,
+        is_of_heads: true,
     },
 ];
 
+/// The graphs of a node. A figure that the machine does not report takes no room, and tokens are counted on heads only.
+fn known(node: &Node) -> Vec<&'static NodeGraph> {
+    let samples = node.history.samples();
+    let shown = GRAPHS.iter().filter(|graph| {
+        let mut values = samples.iter().filter_map(graph.of);
+        if graph.is_of_heads { values.any(|value| value > 0.0) } else { values.next().is_some() }
+    });
+    shown.collect()
+}
+
+/// Number of a node's graphs.
+pub(super) fn count(node: &Node) -> usize {
+    known(node).len()
+}
+
 /// Graphs with their titles and figures, each of so many lines.
-pub(super) fn lines_of(state: &State, theme: &Theme, node: &Node, [cells, rows]: [usize; 2]) -> Vec<Line<'static>> {
+pub(in crate::view) fn lines_of(
+    state: &State,
+    theme: &Theme,
+    node: &Node,
+    [cells, rows]: [usize; 2],
+) -> Vec<Line<'static>> {
     let trends = Trends::of(state, theme, node, [cells.saturating_sub(TITLE + VALUE + 3), rows]);
     if trends.is_empty() {
         return Vec::new();
     }
-    let lines = GRAPHS.iter().flat_map(|one| {
+    let lines = known(node).into_iter().flat_map(|one| {
         let trend = trends.trend(one.of, one.scale, one.write);
         let (figure, style) = (trend.figure, trend.style);
         trend.graph.into_iter().enumerate().map(move |(row, bars)| {
@@ -100,13 +126,9 @@ pub(super) fn lines_of(state: &State, theme: &Theme, node: &Node, [cells, rows]:
 
 /// Renders charts side by side: the figures, and what the node's time went to.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, node: &Node) {
-    // A figure that the machine does not report takes no room.
-    let known: Vec<&NodeGraph> =
-        GRAPHS.iter().filter(|one| node.history.samples().iter().any(|sample| (one.of)(sample).is_some())).collect();
+    let known = known(node);
     let columns = if area.width >= WIDTH_THREE { 3 } else { 2 };
-    // Tokens are counted on the head only; the time split is the last chart.
-    let is_head = node.history.samples().iter().any(|sample| sample.tokens_per_second > 0.0);
-    let known: Vec<&NodeGraph> = known.into_iter().filter(|one| one.title != "tokens/s" || is_head).collect();
+    // The time split is the last chart.
     let count = known.len() + 1;
     let rows = count.div_ceil(columns).min(usize::from(area.height / 4).max(1));
     let strips = Layout::vertical(vec![Constraint::Fill(1); rows]).split(area);

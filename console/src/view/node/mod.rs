@@ -1,6 +1,6 @@
 //! The Node page: identity, graphs of the last minutes, problems of the machine with their remedies, its log, and its
 //! layers.
-mod graphs;
+pub(super) mod graphs;
 
 use common::calendar;
 use protocol::inspect::{LogLevel, LogLine};
@@ -20,10 +20,13 @@ use crate::{
         nodes,
     },
     view::{
-        format::{fit_words, width, wrap_words},
+        format::{fit_words, width},
         layers,
         theme::Theme,
-        widgets::panel::{hit, lines, panel},
+        widgets::{
+            panel::{hit, lines, panel},
+            paragraph::paragraph,
+        },
     },
 };
 
@@ -52,7 +55,8 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, 
         let inner = panel(frame, theme, above, focused, &title, Span::styled(remark, theme.dim));
         let cells = usize::from(inner.width);
         let few = 1 + details(state, node, theme, cells).len();
-        let rows = (usize::from(inner.height).saturating_sub(few) / graphs::COUNT).clamp(1, GRAPH_LINES_MAX);
+        let rows =
+            (usize::from(inner.height).saturating_sub(few) / graphs::count(node).max(1)).clamp(1, GRAPH_LINES_MAX);
         let all = std::iter::once(summary(state, node, theme, usize::from(inner.width)));
         let all =
             all.chain(graphs::lines_of(state, theme, node, [cells, rows])).chain(details(state, node, theme, cells));
@@ -118,9 +122,7 @@ fn details(state: &State, node: &Node, theme: &Theme, width: usize) -> Vec<Line<
     let mut all = Vec::new();
     let is_live = matches!(node.status(state.now), NodeStatus::Reports(_));
     let mut say = |text: &str, style: Style| {
-        let text = clean_line(text);
-        let rows = wrap_words(&text, width.saturating_sub(2));
-        all.extend(rows.into_iter().map(|range| Line::styled(format!(" {}", &text[range]), style)));
+        all.extend(paragraph(&clean_line(text), " ", style, width.saturating_sub(1)));
     };
     if let Some(entry) = state.cluster.exclusion(node) {
         say(&format!("out: {} ({})", entry.reason.as_deref().unwrap_or_default(), entry.by), theme.warn);

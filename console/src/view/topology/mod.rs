@@ -22,6 +22,7 @@ use crate::{
     },
     view::{
         chart::{self, Chart},
+        format::percent,
         tables::{self, TableTexts},
         theme::Theme,
         widgets::panel::{hit, lines, panel},
@@ -122,12 +123,7 @@ fn draw_measured(state: &State, theme: &Theme, frame: &mut Frame, areas: [Rect; 
     let remark = last(&rates).map_or_else(String::new, |rate| format!("{rate:.1} tokens/s{predicted}"));
     let chart = Chart { title: "Measured", remark, values: &rates, mark: chart::short, axis: &axis };
     chart::draw(theme, frame, areas[0], chart);
-    let remark = last(&shares).map_or_else(String::new, |share| format!("{:.0} % of the time", share * 100.0));
-    let mark: fn(f64) -> String = chart::percent;
-    chart::draw(
-        theme,
-        frame,
-        areas[1],
-        Chart { title: "Waiting and network", remark, values: &shares, mark, axis: &axis },
-    );
+    let remark = last(&shares).map_or_else(String::new, |share| format!("{} of the time", percent(share)));
+    let chart = Chart { title: "Waiting and network", remark, values: &shares, mark: percent, axis: &axis };
+    chart::draw(theme, frame, areas[1], chart);
 }

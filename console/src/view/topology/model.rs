@@ -9,7 +9,7 @@ use crate::{
         clean::clean_line,
         plan::{Planning, division},
     },
-    view::{format::wrap_words, theme::Theme},
+    view::{theme::Theme, widgets::paragraph::paragraph},
 };
 
 /// The lines of the panel; none while no topology runs.
@@ -27,14 +27,8 @@ pub(super) fn lines_of(state: &State, theme: &Theme, width: u16) -> Vec<Line<'st
         texts.push((format!("Best is {}: {standing}.", meaning(state.plan.goal)), theme.dim));
         texts.extend(planned.plan.warnings.first().map(|warning| (format!("{warning}."), theme.warn)));
     }
-    let cells = usize::from(width).saturating_sub(2);
-    let wrapped = texts.into_iter().flat_map(|(text, style)| {
-        let text = clean_line(&text);
-        let rows: Vec<Line> =
-            wrap_words(&text, cells).into_iter().map(|row| Line::styled(format!(" {}", &text[row]), style)).collect();
-        rows
-    });
-    wrapped.collect()
+    let cells = usize::from(width).saturating_sub(1);
+    texts.into_iter().flat_map(|(text, style)| paragraph(&clean_line(&text), " ", style, cells)).collect()
 }
 
 /// The model in a sentence: what it is, and what it takes.

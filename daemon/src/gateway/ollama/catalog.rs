@@ -109,11 +109,10 @@ pub(in crate::gateway) fn show(_: &Gateway, body: &[u8], _: &ReceivedRequest, _:
 
 /// The description of a model.
 fn described(served: &ServedModel) -> Value {
-    let model = record(served, &Sizes::new());
     let context = served.topology.context_length;
     json!({
-        "modelfile": "", "parameters": "", "template": "", "license": "", "details": model["details"],
-        "modified_at": model["modified_at"],
+        "modelfile": "", "parameters": "", "template": "", "license": "",
+        "details": details(&served.topology.model), "modified_at": timestamp(served.since),
         "model_info": {"general.architecture": "bramble", "bramble.context_length": context},
         // The chat template decides about tools and thinking; a model without either ignores them.
         "capabilities": ["completion", "tools", "thinking"],
