@@ -169,7 +169,7 @@ pub(super) fn text(line: &LogLine) -> String {
 
 /// The message about a node that does not answer, with the next step.
 pub(super) fn away(fault: &Fault) -> String {
-    output::clean(&format!("{fault}; {}", fault.kind.next()))
+    output::clean(&format!("{fault}; {}", fault.next()))
 }
 
 #[cfg(test)]

@@ -159,9 +159,9 @@ fn lines(answers: &[NodeAnswer], exclusions: &Exclusions, cordoned: &[&str], pap
                 below.push(format!("the other nodes serve epoch {epoch} without it; no action needed"));
             }
             (Ok(report), None) => {
-                below.extend(report.fault.as_ref().map(|fault| format!("{fault}; {}", fault.kind.next())));
+                below.extend(report.fault.as_ref().map(|fault| format!("{fault}; {}", fault.next())));
             }
-            (Err(fault), _) => below.push(format!("{}; {}", fault.kind, fault.kind.next())),
+            (Err(fault), _) => below.push(format!("{}; {}", fault.kind, fault.next())),
         }
         rows.push(match &answer.report {
             Ok(report) => row(answer, report, left.is_some(), out),

@@ -1,6 +1,7 @@
 //! A snapshot of all named nodes: sessions, reports, and which of them are excluded.
 use std::{sync::Arc, time::Duration};
 
+use assignment::planner_query::PlannerNode;
 use common::fault::{Fault, FaultKind};
 use protocol::message::{RequestBody, ResponseBody};
 use telemetry::NodeReport;
@@ -82,6 +83,16 @@ impl Cluster {
             exclusions.merge(&report.exclusions);
         }
         Self { nodes, exclusions }
+    }
+
+    /// The nodes that answered, for the planner: as if no model were loaded.
+    pub fn planner_nodes(&self) -> Vec<PlannerNode> {
+        let answers = self.nodes.iter().filter_map(|node| node.answer.as_ref().ok());
+        let nodes = answers.enumerate().map(|(place, (session, report))| {
+            let identity = &session.identity;
+            PlannerNode::of(place, &identity.machine, identity.cores.len(), report, false)
+        });
+        nodes.collect()
     }
 
     /// Why a node is excluded; `None` if it is included.

@@ -6,6 +6,7 @@ pub mod replay;
 use std::{future::pending, io, path::PathBuf, time::Duration};
 
 use crossterm::event::EventStream;
+use telemetry::NodeState;
 use tokio::{
     select,
     signal::unix::{self, SignalKind},
@@ -20,6 +21,7 @@ use crate::{
     recording::{observer::Observer, rounded},
     state::{
         GenerateDefaults, State,
+        node::NodeStatus,
         preferences::Preferences,
         tour::{Scene, Tour},
     },
@@ -40,6 +42,8 @@ const TICK: Duration = Duration::from_millis(250);
 const FRAME: Duration = Duration::from_millis(33);
 /// Minimum interval before a frame that only updates node figures: nodes report no more often.
 const FIGURES_FRAME: Duration = Duration::from_millis(250);
+/// The same while no node computes: then only temperatures and loads change, and drawing is most of the dashboard's cost.
+const QUIET_FRAME: Duration = Duration::from_millis(500);
 /// Maximum wait for the end of a generation that quitting cancelled.
 const CANCEL_WAIT: Duration = Duration::from_secs(1);
 
@@ -163,7 +167,13 @@ impl<N: NodeClient> Driver<N> {
 
     fn handle(&mut self, event: Event, drawn_at: Option<Instant>, screen: &mut TerminalScreen) {
         let is_figures = matches!(event, Event::Tick { .. } | Event::Client(ClientEvent::Report { .. }));
-        let pause = if is_figures { FIGURES_FRAME } else { FRAME };
+        let serving = NodeStatus::Reports(NodeState::Serving);
+        let is_busy = self.state.cluster.nodes.iter().any(|node| node.status(self.state.now) == serving);
+        let pause = match (is_figures, is_busy) {
+            (false, _) => FRAME,
+            (true, true) => FIGURES_FRAME,
+            (true, false) => QUIET_FRAME,
+        };
         for effect in update(&mut self.state, event) {
             match effect {
                 Effect::Draw => {

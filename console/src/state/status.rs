@@ -151,14 +151,14 @@ pub fn hint(state: &State) -> String {
         ClusterStatus::Empty => "No nodes. Start again with --nodes ADDRESS,ADDRESS,..".to_owned(),
         ClusterStatus::Connecting => "Waiting for the nodes to answer.".to_owned(),
         ClusterStatus::WaitsFor(node) => match node.fault() {
-            Some(fault) => format!("The assignment waits for {}: {}.", node.name(), fault.kind.next()),
+            Some(fault) => format!("The assignment waits for {}: {}.", node.name(), fault.next()),
             None => format!("The assignment starts when {} answers.", node.name()),
         },
         ClusterStatus::Loading(_) => {
             "The nodes load their shards. A prompt sent now is kept until they are ready.".to_owned()
         }
         ClusterStatus::Committing => "The nodes open their links to each other.".to_owned(),
-        ClusterStatus::Refused(fault) => format!("Next: {}. Then r assigns again.", fault.kind.next()),
+        ClusterStatus::Refused(fault) => format!("Next: {}. Then r assigns again.", fault.next()),
         ClusterStatus::Restarting => {
             "The nodes restart one by one. A prompt sent now is kept until a topology runs.".to_owned()
         }
@@ -201,7 +201,7 @@ fn situation(state: &State) -> String {
         ClusterStatus::WaitsFor(node) => format!("The assignment waits for {}.", node.name()),
         ClusterStatus::Loading(_) => "The nodes load their shards.".to_owned(),
         ClusterStatus::Committing => "The nodes open their links to each other.".to_owned(),
-        ClusterStatus::Refused(fault) => format!("Next: {}.", fault.kind.next()),
+        ClusterStatus::Refused(fault) => format!("Next: {}.", fault.next()),
         ClusterStatus::Restarting => "The nodes restart one by one.".to_owned(),
         ClusterStatus::Changing => "The topology is being assigned.".to_owned(),
         ClusterStatus::Cordoned(name) => format!("{name} is cordoned: it takes no new requests."),

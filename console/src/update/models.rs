@@ -276,7 +276,7 @@ pub(super) fn on_event(state: &mut State, event: ModelEvent) -> Vec<Effect> {
 }
 
 fn failed(what: &str, fault: &Fault) -> String {
-    format!("{what}: {fault}; {}", fault.kind.next())
+    format!("{what}: {fault}; {}", fault.next())
 }
 
 /// Asks the planner for the layout of a model on the nodes that have it. Where its predictions do not hold, because

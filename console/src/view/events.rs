@@ -117,7 +117,7 @@ fn draw_node(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, group:
     let trends = graphs::lines_of(state, theme, node, [usize::from(inner.width), 1]);
     let findings = node.report.as_ref().map(|report| report.health.findings()).unwrap_or_default();
     let texts = findings.iter().map(|finding| format!("{}: {}", finding.meaning, finding.fix));
-    let fault = node.fault().map(|fault| format!("{fault}; {}", fault.kind.next()));
+    let fault = node.fault().map(|fault| format!("{fault}; {}", fault.next()));
     let words = fault.into_iter().chain(texts).flat_map(|text| paragraph(&clean_line(&text), " ", theme.warn, cells));
     lines(frame, inner, trends.into_iter().chain(words));
 }

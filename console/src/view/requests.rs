@@ -79,7 +79,7 @@ fn draw_selected(theme: &Theme, frame: &mut Frame, area: Rect, head: &Node, trac
     all.extend(bars(theme, trace, cells));
     let (why, style) = match &trace.stage {
         RequestStage::Finished(why, _) => (reason(*why).to_owned(), theme.dim),
-        RequestStage::Failed(fault) => (clean_line(&format!("{fault}; {}", fault.kind.next())), theme.bad),
+        RequestStage::Failed(fault) => (clean_line(&format!("{fault}; {}", fault.next())), theme.bad),
         RequestStage::Abandoned => ("the client disconnected".to_owned(), theme.dim),
         RequestStage::Queued => ("It waits until a slot is free. X cancels it.".to_owned(), theme.dim),
         RequestStage::Prefill => ("The nodes read its prompt. X cancels it.".to_owned(), theme.dim),

@@ -116,7 +116,7 @@ pub(super) fn situation(state: &State, theme: &Theme, width: usize) -> Vec<Line<
 
 fn failure(fault: &Fault, theme: &Theme, width: usize) -> Vec<Line<'static>> {
     let mut lines = paragraph(&clean_line(&format!("Failed: {fault}")), "", theme.bad, width);
-    lines.extend(paragraph(&clean_line(&format!("Next: {}.", fault.kind.next())), "", theme.plain, width));
+    lines.extend(paragraph(&clean_line(&format!("Next: {}.", fault.next())), "", theme.plain, width));
     lines
 }
 

@@ -293,7 +293,7 @@ impl ApiError {
 impl From<&Fault> for ApiError {
     /// Converts a node's fault, including its next step.
     fn from(fault: &Fault) -> Self {
-        let message = format!("{fault}; {}", fault.kind.next());
+        let message = format!("{fault}; {}", fault.next());
         let code = fault.kind.code();
         let client = |param: &str| {
             let error = Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", code, message.clone());

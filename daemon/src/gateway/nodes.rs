@@ -61,7 +61,7 @@ fn object(node: &KnownNode, exclusions: &Exclusions, now: Instant) -> Value {
         let labels: Vec<String> = health.warnings().iter().map(Warning::short).collect();
         object.extend([
             ("age_ms".to_owned(), since(at).into()),
-            ("next".to_owned(), report.fault.as_ref().map(|fault| fault.kind.next()).into()),
+            ("next".to_owned(), report.fault.as_ref().map(|fault| fault.next()).into()),
             ("labels".to_owned(), labels.into()),
             // The rest of it describes the machine to its operator.
             (

@@ -193,7 +193,7 @@ faults! {
     /// No such file in the model folders.
     ModelMissing { model: String, folders: String } => "model_missing", Refused,
         "model {model} not found in its model folders ({folders})",
-        "copy it from a node that has it (console model pull MODEL --from NODE --node NODE), or download it (console model pull)";
+        "copy it from a node that has it (console model pull MODEL --from OTHER --node NODE), or download it (console model pull)";
     /// The file is damaged or not supported.
     ModelInvalid { model: String, reason: String } => "model_invalid", Refused,
         "cannot use model {model}: {reason}",
@@ -414,10 +414,34 @@ impl Fault {
     pub fn new(node: impl Into<String>, kind: FaultKind) -> Self {
         Self { node: node.into(), kind }
     }
+
+    /// The next step for the operator, with the name of the node that its commands concern.
+    pub fn next(&self) -> String {
+        let name = match &self.kind {
+            FaultKind::Excluded { member, .. } => member,
+            _ => &self.node,
+        };
+        self.kind.next().replace("NODE", if name.is_empty() { "NODE" } else { name })
+    }
 }
 
 impl From<SealError> for FaultKind {
     fn from(error: SealError) -> Self {
         Self::Seal { error }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn next_step_names_the_node() {
+        let lost = Fault::new("pi3", FaultKind::NodeLost { how: Loss::Reset });
+        let step = "start that node again, or continue without it: console node exclude pi3 --reason TEXT";
+        assert_eq!(lost.next(), step);
+        let (member, reason, by) = ("pi2".into(), String::new(), String::new());
+        let out = Fault::new("pi1", FaultKind::Excluded { member, reason, by });
+        assert!(out.next().contains("include pi2"), "{}", out.next());
     }
 }

@@ -33,7 +33,7 @@ pub(crate) fn lines(visits: &[Visited], between: &[Finding], colours: bool) -> V
                 let fine = if report.health.findings().is_empty() { ": nothing found" } else { "" };
                 format!("{} ({address}), {}{fine}", report.name, report.build)
             }
-            Err(fault) => format!("{} ({address}): {}; {}", fault.node, fault.kind, fault.kind.next()),
+            Err(fault) => format!("{} ({address}): {}; {}", fault.node, fault.kind, fault.next()),
         });
     }
     for group in groups(&findings) {

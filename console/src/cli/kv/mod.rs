@@ -102,7 +102,7 @@ fn see(cluster: &Cluster) -> Seen {
                 nodes.push(json!({"node": name, "store": null}));
             }
             Err(fault) => {
-                seen.lines.push(output::clean(&format!("{name:<10}  {}; {}", fault.kind, fault.kind.next())));
+                seen.lines.push(output::clean(&format!("{name:<10}  {}; {}", fault.kind, fault.next())));
                 nodes.push(failed(&name, fault));
                 seen.code = Failure::from(fault.clone()).code();
             }
@@ -170,7 +170,7 @@ async fn clear(options: KvClear) -> Result<u8, Failure> {
             Err(fault) => {
                 objects.push(failed(name, fault));
                 code = Failure::from(fault.clone()).code();
-                output::clean(&format!("{name}: {}; {}", fault.kind, fault.kind.next()))
+                output::clean(&format!("{name}: {}; {}", fault.kind, fault.next()))
             }
         };
         if !options.json {

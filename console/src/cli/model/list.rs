@@ -78,7 +78,7 @@ pub(super) async fn run(options: List) -> Result<u8, Failure> {
     }
     let faults = held.iter().filter_map(|(name, _, files)| Some((name, files.as_ref().err()?)));
     for (name, fault) in faults.clone().filter(|_| !options.json) {
-        output::line(&output::clean(&format!("{name}: {}; {}", fault.kind, fault.kind.next())));
+        output::line(&output::clean(&format!("{name}: {}; {}", fault.kind, fault.next())));
     }
     Ok(faults.map(|(_, fault)| fault).next().map_or(0, |fault| Failure::from(fault.clone()).code()))
 }

@@ -94,14 +94,7 @@ async fn nodes(options: &Search) -> (Vec<PlannerNode>, String) {
     }
     let addresses: Vec<String> = options.nodes.nodes.iter().map(|node| with_port(node)).collect();
     let cluster = Cluster::dial(&addresses).await;
-    let answers = cluster.nodes.iter().filter_map(|node| node.answer.as_ref().ok());
-    let nodes: Vec<PlannerNode> = answers
-        .enumerate()
-        .map(|(place, (session, report))| {
-            let identity = &session.identity;
-            PlannerNode::of(place, &identity.machine, identity.cores.len(), report, false)
-        })
-        .collect();
+    let nodes = cluster.planner_nodes();
     let names: Vec<&str> = nodes.iter().map(|node| node.name.as_str()).collect();
     let whose = match names.as_slice() {
         [] => format!("no node answers. {none}"),

@@ -79,7 +79,7 @@ fn lines(address: &str, report: &NodeReport, out: Option<&Exclusion>) -> Vec<Str
         rows.push(("excluded", format!("{} ({})", entry.reason.as_deref().unwrap_or_default(), entry.by)));
     }
     if let Some(fault) = &report.fault {
-        rows.push(("fault", format!("{fault}; {}", fault.kind.next())));
+        rows.push(("fault", format!("{fault}; {}", fault.next())));
     }
     let rows = rows.into_iter().map(|(name, text)| format!("{name:<12} {text}"));
     let mut lines: Vec<String> = rows.chain(report.health.readings()).map(|line| output::clean(&line)).collect();

@@ -84,19 +84,19 @@ impl Failure {
     /// The object that `--json` prints.
     pub fn json(&self) -> serde_json::Value {
         let (code, node, next) = match self {
-            Self::Fault(fault) => (fault.kind.code(), Some(fault.node.as_str()), Some(fault.kind.next())),
-            Self::Advised { fault, next } => (fault.kind.code(), Some(fault.node.as_str()), Some(next.as_str())),
+            Self::Fault(fault) => (fault.kind.code(), Some(fault.node.as_str()), Some(fault.next())),
+            Self::Advised { fault, next } => (fault.kind.code(), Some(fault.node.as_str()), Some(next.clone())),
             Self::Unfinished { fault: Some(fault), .. } => {
-                (fault.kind.code(), Some(fault.node.as_str()), Some(fault.kind.next()))
+                (fault.kind.code(), Some(fault.node.as_str()), Some(fault.next()))
             }
             Self::Unfinished { fault: None, .. } => {
-                ("interrupted", None, Some("run console restart NODE.. with the remaining nodes"))
+                ("interrupted", None, Some("run console restart NODE.. with the remaining nodes".to_owned()))
             }
-            Self::Http(error) => (error.code(), error.at(), Some(error.next())),
+            Self::Http(error) => (error.code(), error.at(), Some(error.next().to_owned())),
             Self::Declined => ("declined", None, None),
-            Self::Usage { next, .. } => ("usage", None, Some(*next)),
-            Self::State { next, .. } => ("state", None, Some(*next)),
-            Self::Interrupted { .. } => ("interrupted", None, Some("run the command again")),
+            Self::Usage { next, .. } => ("usage", None, Some((*next).to_owned())),
+            Self::State { next, .. } => ("state", None, Some((*next).to_owned())),
+            Self::Interrupted { .. } => ("interrupted", None, Some("run the command again".to_owned())),
             Self::Other(_) => ("failed", None, None),
         };
         let mut object = json!({"error": {"code": code, "message": self.to_string(), "node": node, "next": next}});

@@ -1,6 +1,6 @@
 //! The model of `console up`: the running one, the operator's choice, or a recommendation; and its file on the nodes.
 use common::units::Bytes;
-use telemetry::NodeReport;
+use planner::search::Goal;
 
 use super::{Up, log::SetupLog};
 use crate::{
@@ -11,17 +11,17 @@ use crate::{
         shared::{choose::choose as choose_row, output},
         topology::ensure::Reached,
     },
+    operator::{
+        fit::{Fit, fit},
+        planner_query::PlannerNode,
+    },
     suggest::did_you_mean,
 };
 
 /// Recommended models, the largest first.
 const RECOMMENDED: [&str; 5] = ["qwen3.5-9b", "qwen3.5-4b", "llama-3.2-3b", "llama-3.2-1b", "qwen3.5-0.8b"];
-/// Bytes of a file that a node reads fast enough for a fluent answer, as the planner predicts for a Pi 5.
-const FLUENT_BYTES: u64 = 1_500_000_000;
-/// Bytes that a fluent answer allows on top of those of the nodes.
-const FLUENT_BASE_BYTES: u64 = 700_000_000;
-/// Memory of a node besides its share of the file: KV cache, buffers and the system's reserve.
-const RESERVE_BYTES: u64 = 900 << 20;
+/// Tokens per second from which an answer reads fluently: about the speed of a person who reads.
+const FLUENT: f64 = 5.0;
 /// The demo model of the package, which is not recommended if there is another one.
 const DEMO: &str = "bard-";
 
@@ -57,15 +57,17 @@ pub(super) async fn choose(options: &Up, nodes: &[String], log: &mut SetupLog) -
         log.skip(what, command, &format!("{running} is running"));
         return Supply::of(running, Some(running), &files);
     }
-    let reports: Vec<&NodeReport> = reached.cluster.nodes.iter().filter_map(|node| node.report()).collect();
-    let memory = reports.iter().filter_map(|report| report.health.memory.as_ref()).map(|memory| memory.available.0);
-    let least = memory.min().unwrap_or(0);
-    let offers = offers(&files.models(), recommended(nodes.len(), least));
+    let planned = reached.cluster.planner_nodes();
+    let least = planned.iter().map(|node| node.memory).min().unwrap_or(0);
+    // Planning takes a while with many nodes.
+    let recommendation =
+        tokio::task::spawn_blocking(move || recommended(&planned)).await.map_err(anyhow::Error::from)?;
+    let offers = offers(&files.models(), recommendation);
     log.begin(what, command);
     let Some(first) = offers.first() else {
         return Err(Failure::State {
             message: format!(
-                "the nodes have no model, and no recommended model fits into {} of memory per node",
+                "the nodes have no model, and no recommended model fits (least free memory of a node: {})",
                 Bytes(least)
             ),
             next: "name a smaller one with --model, or add nodes; console model search lists the catalogue",
@@ -86,31 +88,41 @@ pub(super) async fn choose(options: &Up, nodes: &[String], log: &mut SetupLog) -
     Ok(supply)
 }
 
+/// A recommended model, and how the planner would run it.
+type Recommendation = (&'static CatalogueEntry, Fit);
+
 /// The choices, the default first: the nodes' own files, then the recommendation; the demo model comes last.
-fn offers(held: &[&str], recommended: Option<&CatalogueEntry>) -> Vec<Offer> {
+fn offers(held: &[&str], recommended: Option<Recommendation>) -> Vec<Offer> {
     let on_nodes = |name: &&str| Offer { name: (*name).to_owned(), note: "on the nodes".into() };
     let (demo, own): (Vec<&str>, Vec<&str>) = held.iter().partition(|name| name.starts_with(DEMO));
-    let new = recommended.filter(|entry| !held.contains(&entry.usual().file_name()));
-    let catalogue = new.map(|entry| Offer {
+    let new = recommended.filter(|(entry, _)| !held.contains(&entry.usual().file_name()));
+    let catalogue = new.map(|(entry, fit)| Offer {
         name: entry.name.into(),
-        note: format!("{}, {}, to download", entry.usual().size(), entry.licence),
+        note: format!("{} to download, {}; fits: {}", entry.usual().size(), entry.licence, fit.text()),
     });
     own.iter().map(on_nodes).chain(catalogue).chain(demo.iter().map(on_nodes)).collect()
 }
 
-/// The largest recommended model that these nodes can hold and run fluently. `least` is the free memory of the smallest
-/// node in bytes.
-fn recommended(nodes: usize, least: u64) -> Option<&'static CatalogueEntry> {
-    let nodes = nodes.max(1) as u64;
-    let mut entries = RECOMMENDED.iter().filter_map(|name| match catalogue::resolve(name) {
-        Resolved::One(entry, _) => Some(entry),
-        _ => None,
-    });
-    let fluent = FLUENT_BASE_BYTES + FLUENT_BYTES.saturating_mul(nodes);
-    entries.find(|entry| {
-        let bytes = entry.usual().bytes;
-        bytes <= fluent && bytes / nodes + RESERVE_BYTES <= least
-    })
+/// The largest recommended model that the planner expects to run fluently on these nodes; if there is none, the smallest
+/// that fits. Nodes that share a machine count once, because the planner cannot predict how they slow each other down.
+fn recommended(nodes: &[PlannerNode]) -> Option<Recommendation> {
+    let mut apart: Vec<PlannerNode> = Vec::new();
+    for node in nodes {
+        if apart.iter().all(|other| other.machine != node.machine) {
+            apart.push(PlannerNode { place: apart.len(), ..node.clone() });
+        }
+    }
+    let mut smallest = None;
+    for name in RECOMMENDED {
+        let Resolved::One(entry, _) = catalogue::resolve(name) else { continue };
+        let fit = fit(entry, entry.usual(), &apart, Goal::Balanced);
+        let Fit::As { tokens_per_second, .. } = fit else { continue };
+        if tokens_per_second.is_some_and(|rate| rate >= FLUENT) {
+            return Some((entry, fit));
+        }
+        smallest = Some((entry, fit));
+    }
+    smallest
 }
 
 fn unknown(typed: &str, files: &ModelFiles) -> Failure {
@@ -147,31 +159,42 @@ pub(super) async fn bring(supply: &Supply, log: &mut SetupLog) -> Result<(), Fai
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::operator::fit::hypothetical;
 
-    const GIB: u64 = 1 << 30;
-
-    fn name(nodes: usize, least: u64) -> Option<&'static str> {
-        recommended(nodes, least).map(|entry| entry.name)
+    fn name(nodes: usize, gib: u64) -> Option<&'static str> {
+        recommended(&hypothetical(nodes, gib << 30)).map(|(entry, _)| entry.name)
     }
 
     #[test]
-    fn recommendation_grows_with_nodes_and_fits_the_smallest() {
-        assert_eq!(name(1, 7 * GIB), Some("llama-3.2-3b"), "one node reads no more in time");
-        assert_eq!(name(2, 3 * GIB), Some("qwen3.5-4b"));
-        assert_eq!(name(4, 3 * GIB), Some("qwen3.5-9b"));
-        assert_eq!(name(1, 2 * GIB), Some("llama-3.2-1b"));
-        assert_eq!(name(1, GIB), None);
-        assert_eq!(name(0, 0), None);
+    fn recommendation_is_the_largest_model_that_runs_fluently() {
+        assert_eq!(name(1, 7), Some("llama-3.2-3b"), "larger ones fit, but are slow on one node");
+        assert_eq!(name(2, 3), Some("qwen3.5-4b"));
+        assert_eq!(name(4, 3), Some("qwen3.5-9b"));
+        assert_eq!(name(1, 2), Some("llama-3.2-1b"));
+        assert_eq!(name(1, 0), None);
+        assert_eq!(name(0, 7), None);
+    }
+
+    #[test]
+    fn nodes_on_one_machine_count_once() {
+        let mut nodes = hypothetical(4, 7 << 30);
+        let machine = nodes[0].machine.clone();
+        nodes.iter_mut().for_each(|node| node.machine.clone_from(&machine));
+        assert_eq!(recommended(&nodes).map(|(entry, _)| entry.name), name(1, 7));
     }
 
     #[test]
     fn demo_model_is_offered_last_and_files_are_offered_once() {
-        let entry = recommended(2, 3 * GIB).expect("it fits");
-        let file = entry.usual().file_name();
-        let names =
-            |held: &[&str]| -> Vec<String> { offers(held, Some(entry)).into_iter().map(|offer| offer.name).collect() };
-        assert_eq!(names(&["bard-q8_0.gguf"]), [entry.name, "bard-q8_0.gguf"]);
-        assert_eq!(names(&["bard-q8_0.gguf", "tall.gguf"]), ["tall.gguf", entry.name, "bard-q8_0.gguf"]);
+        let best = recommended(&hypothetical(2, 3 << 30)).expect("it fits");
+        let file = best.0.usual().file_name();
+        let names = |held: &[&str]| -> Vec<String> {
+            offers(held, Some(best.clone())).into_iter().map(|offer| offer.name).collect()
+        };
+        let name = best.0.name;
+        assert_eq!(names(&["bard-q8_0.gguf"]), [name, "bard-q8_0.gguf"]);
+        assert_eq!(names(&["bard-q8_0.gguf", "tall.gguf"]), ["tall.gguf", name, "bard-q8_0.gguf"]);
         assert_eq!(names(&[file]), [file], "it is there already");
+        let note = &offers(&[], Some(best)).remove(0).note;
+        assert!(note.contains("fits: tp2, about "), "{note}");
     }
 }

@@ -53,9 +53,9 @@ fn is_plain(state: &State) -> bool {
 fn failed(fault: &Fault) -> ChatAnswer {
     let next = match fault.kind {
         FaultKind::PromptTooLong { .. } => {
-            "start a new conversation (n, or F6 in the prompt box), or edit the message (u, F4)"
+            "start a new conversation (n, or F6 in the prompt box), or edit the message (u, F4)".to_owned()
         }
-        _ => fault.kind.next(),
+        _ => fault.next(),
     };
     let failure = clean_line(&format!("{fault}. Next: {next}."));
     ChatAnswer { failure: Some(failure), ..ChatAnswer::default() }

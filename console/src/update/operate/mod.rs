@@ -365,7 +365,7 @@ fn say(state: &mut State, severity: Severity, node: &str, what: &str) {
 }
 
 fn fails(state: &mut State, fault: &Fault) {
-    say(state, Severity::Error, &fault.node, &format!("{}; {}", fault.kind, fault.kind.next()));
+    say(state, Severity::Error, &fault.node, &format!("{}; {}", fault.kind, fault.next()));
 }
 
 /// Handles the client's events about an operation.

@@ -27,7 +27,7 @@ use crate::{
 const NAME: usize = 10;
 /// Most ranks, and lines of a rank.
 const RANKS_MAX: usize = 8;
-const LINES_MAX: usize = 2;
+const LINES_MAX: usize = 4;
 /// The figure shown.
 const METRIC: Metric = Metric::P95;
 

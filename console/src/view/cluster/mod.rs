@@ -33,11 +33,11 @@ const TOPOLOGY_CELLS: u16 = 34;
 /// From this width events stand next to the all-reduces and requests.
 const WIDTH_TWO_COLUMNS: u16 = 100;
 /// Smallest and greatest height of the graphs at the top, with their rule.
-const PULSE_LINES: (u16, u16) = (4, 13);
+const PULSE_LINES: (u16, u16) = (4, 16);
 /// Lines that requests and events have at least, and before trends take more than one line.
 const ACTIVITY_LINES: (u16, u16) = (7, 12);
 /// Most lines of a node's trends.
-const TREND_LINES_MAX: u16 = 3;
+const TREND_LINES_MAX: u16 = 5;
 
 /// Heights of the parts above requests and events, in lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,7 +161,7 @@ mod tests {
         };
         assert_eq!(heights(19, 4), [4, 6, 0]);
         assert_eq!(heights(35, 4), [7, 6, 9]);
-        assert_eq!(heights(55, 4), [11, 6, 13]);
+        assert_eq!(heights(55, 4), [11, 6, 21]);
         assert_eq!(heights(55, 16), [11, 18, 17]);
         assert_eq!(heights(35, 16), [7, 18, 0]);
         assert_eq!(heights(11, 16), [0, 7, 0], "a small screen has nodes and events");

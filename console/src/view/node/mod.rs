@@ -129,7 +129,7 @@ fn details(state: &State, node: &Node, theme: &Theme, width: usize) -> Vec<Line<
     }
     if let Some(fault) = node.fault() {
         say(&fault.to_string(), theme.bad);
-        say(&format!("next: {}", fault.kind.next()), theme.plain);
+        say(&format!("next: {}", fault.next()), theme.plain);
     }
     let Some(report) = &node.report else { return all };
     let findings = report.health.findings();

@@ -101,7 +101,7 @@ fn draw_candidates(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, 
             ("Candidates", Span::styled("planning", theme.warn), "The planner simulates the layouts.".to_owned())
         }
         Planning::Failed(fault) => {
-            ("Candidates", Span::styled("failed", theme.bad), clean_line(&format!("{fault}; {}", fault.kind.next())))
+            ("Candidates", Span::styled("failed", theme.bad), clean_line(&format!("{fault}; {}", fault.next())))
         }
         Planning::Done(planned) => {
             let remark = plan::why_not(state, &selected(state, Page::Topology))

@@ -98,7 +98,7 @@ impl Gateway {
             let names: Vec<&str> = models.iter().map(|model| model.topology.model.as_str()).collect();
             return Err(ApiError::no_such_file(asked, &names));
         };
-        let refused = |fault: Fault| ApiError::not_loaded(&name, &format!("{fault}; {}", fault.kind.next()));
+        let refused = |fault: Fault| ApiError::not_loaded(&name, &format!("{fault}; {}", fault.next()));
         let mut addresses: Vec<String> =
             holders.iter().filter(|(_, holder)| holder.is_free).map(|(address, _)| address.clone()).collect();
         let (mut leaving, mut unused) = (Vec::new(), self.cluster.loaded_on_demand().into_iter());
