@@ -169,6 +169,13 @@ fn console_sends_a_file_and_doctor_names_differing_copies() {
     let removed = cluster.console(&["model", "remove", NAME, "--nodes", &all, "--node", "pi2", "--yes"]);
     assert_eq!((removed.code, removed.out.trim()), (Some(0), "removed bard.gguf on pi2"));
     assert_eq!(listed(&cluster, 1), []);
+    for part in ["big-00001-of-00002.gguf", "big-00002-of-00002.gguf"] {
+        fs::write(folders[1].join(part), bytes()).expect("it can be written");
+    }
+    let split =
+        cluster.console(&["model", "remove", "big-00001-of-00002.gguf", "--nodes", &all, "--node", "pi2", "--yes"]);
+    assert!(split.code == Some(0) && split.out.contains("2 in all"), "{} {}", split.out, split.err);
+    assert_eq!(listed(&cluster, 1), [], "no part of a split model stays");
     assert_eq!(listed(&cluster, 0), [(NAME.to_owned(), "complete".to_owned())]);
     let away = cluster.console(&["model", "pull", "http://127.0.0.1:1/x.gguf", "--nodes", &all, "--json"]);
     away.assert_error(1, "download_failed", &["pi1"]);

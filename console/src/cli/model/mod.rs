@@ -7,12 +7,14 @@ mod search;
 mod source;
 mod transfer;
 
+use std::sync::Arc;
+
 use clap::{Args, Subcommand};
 use common::{
     digest::Sha256,
     fault::{Fault, FaultKind},
 };
-use protocol::models::{FileState, ModelFile, ModelsRequest, check_name};
+use protocol::models::{FileState, ModelFile, ModelsRequest, check_name, files_of};
 use serde_json::{Value, json};
 
 use self::transfer::Transfer;
@@ -27,7 +29,7 @@ use crate::cli::{
         output,
     },
 };
-use crate::client::{cluster::Cluster, models, pull::remove_file, session::Session, with_port};
+use crate::client::{cluster::Cluster, models, pull as files, session::Session, with_port};
 use crate::suggest::did_you_mean;
 
 /// Subcommands of `console model`.
@@ -43,7 +45,7 @@ pub(crate) enum Model {
     Pull(pull::Pull),
     /// Recompute the SHA-256 of a file on nodes
     Verify(Verify),
-    /// Delete a file on nodes, unless a topology uses it
+    /// Delete a model on nodes, with all files of a split one, unless a topology uses it
     #[command(visible_alias = "rm")]
     Remove(Remove),
 }
@@ -182,21 +184,29 @@ async fn remove(options: Remove) -> Result<u8, Failure> {
     options.consent.check()?;
     let (cluster, places) = dial(&options.on).await?;
     let names: Vec<&str> = places.iter().map(|place| cluster.name(&cluster.nodes[*place])).collect();
-    let question = format!("Delete {} on {}?", options.model, output::clean(&names.join(", ")));
+    let what = match files_of(&options.model).len() {
+        1 => options.model.clone(),
+        parts => format!("{} and the other files of this model ({parts} in all)", options.model),
+    };
+    let question = format!("Delete {what} on {}?", output::clean(&names.join(", ")));
     let plan = json!({"model": options.model, "nodes": names});
     if !options.consent.obtain(&question, &plan, options.on.json).await? {
         return Ok(0);
     }
     for place in &places {
         let session = cluster.nodes[*place].session()?;
-        if let Err(fault) = remove_file(&session, &options.model).await {
+        let removed = files::remove(&[Arc::clone(&session)], &options.model).await?;
+        // A node without the model says so.
+        if removed.is_empty()
+            && let Err(fault) = files::remove_file(&session, &options.model).await
+        {
             return Err(unlisted(fault, &session).await);
         }
     }
     if options.on.json {
         output::line(&json!({"model": options.model, "removed": names}).to_string());
     } else {
-        output::line(&output::clean(&format!("removed {} on {}", options.model, names.join(", "))));
+        output::line(&output::clean(&format!("removed {what} on {}", names.join(", "))));
     }
     Ok(0)
 }
