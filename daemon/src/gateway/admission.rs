@@ -1,39 +1,22 @@
 //! Admission: for each model a bounded queue for its replicas' slots, first come first served, each request with a
 //! deadline. Resumed answers come before all others.
 use std::{
-    collections::{BTreeMap, VecDeque},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use common::ids::ModelRoots;
 use tokio::{sync::Notify, time::timeout_at};
 
+pub(super) use super::queues::{Claim, Refused};
 use super::{
-    cluster::{Cluster, GRACE, Replica},
-    route::{RequestOutcome, Router, RoutingDecision},
+    cluster::Cluster,
+    queues::Queues,
+    route::{RequestOutcome, RoutingDecision},
 };
-
-/// Weight of the latest request in the mean duration.
-const LATEST: f64 = 0.2;
-
-#[derive(Debug, Default)]
-struct AdmissionState {
-    router: Router,
-    /// Those that wait for a slot of a model; a model for which none waits has no entry.
-    queues: BTreeMap<ModelRoots, VecDeque<u64>>,
-    /// Mean time that a request holds its slot, in seconds.
-    held_s: f64,
-}
-
-impl AdmissionState {
-    fn waiting(&self, model: &ModelRoots) -> usize {
-        self.queues.get(model).map_or(0, VecDeque::len)
-    }
-}
 
 /// The queues, and the slots in use.
 #[derive(Debug)]
@@ -42,36 +25,10 @@ pub(super) struct Admission {
     limit: usize,
     /// Whether a broken topology recovers by itself.
     recovers: bool,
-    state: Mutex<AdmissionState>,
+    state: Mutex<Queues>,
     tickets: AtomicU64,
     /// Signals that a slot is free or a request left the queue.
     moved: Notify,
-}
-
-/// Why a request gets no slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refused {
-    /// The queue is full.
-    Full,
-    /// All slots were taken until its deadline.
-    Overdue,
-    /// No replica serves.
-    Nowhere,
-    /// The model's nodes have another model now, or none.
-    Gone,
-}
-
-/// A request for a slot.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Claim {
-    /// The model that is to answer it.
-    pub(super) model: ModelRoots,
-    /// Hash of the beginning of its prompt.
-    pub(super) prefix: u64,
-    /// It waits until then.
-    pub(super) deadline: Instant,
-    /// Whether it is a broken answer: it goes first, and waits for a replica to serve.
-    pub(super) is_resumed: bool,
 }
 
 /// A slot on a replica; released when dropped.
@@ -106,7 +63,7 @@ impl Admission {
         Self { cluster, limit, recovers, state: Mutex::default(), tickets: AtomicU64::new(0), moved: Notify::new() }
     }
 
-    fn state(&self) -> MutexGuard<'_, AdmissionState> {
+    fn state(&self) -> MutexGuard<'_, Queues> {
         // Queue and counts are consistent even if a task panicked while it held the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -133,9 +90,7 @@ impl Admission {
     pub(super) fn retry_after(&self, model: &ModelRoots) -> u64 {
         let served = self.cluster.model_of(model);
         let state = self.state();
-        let (places, _) = state.router.places(served.as_ref().map_or(&[], |served| &served.replicas));
-        let seconds = state.held_s * (state.waiting(model) + 1) as f64 / f64::from(places.max(1));
-        (seconds.ceil() as u64).clamp(1, 60)
+        state.retry_after(model, served.as_ref().map_or(&[], |served| &served.replicas))
     }
 
     /// Number of requests that wait for a model.
@@ -148,7 +103,7 @@ impl Admission {
         let replicas = self.cluster.replicas();
         let state = self.state();
         let (places, taken) = state.router.places(&replicas);
-        Occupancy { waiting: state.queues.values().map(VecDeque::len).sum(), places, taken }
+        Occupancy { waiting: state.waiting_for_any(), places, taken }
     }
 
     /// Number of requests of this gateway on a head, and whether its circuit breaker is open.
@@ -164,8 +119,7 @@ impl Admission {
     pub(super) async fn admit(self: &Arc<Self>, claim: Claim) -> Result<ReplicaSlot, Refused> {
         let ticket = self.enter(&claim)?;
         let served_lately = self.cluster.model_of(&claim.model).is_some_and(|served| served.has_served_lately());
-        let waits = claim.is_resumed || (self.recovers && served_lately);
-        let patience = if waits { claim.deadline } else { claim.deadline.min(Instant::now() + GRACE) };
+        let patience = claim.patience(self.recovers && served_lately, Instant::now());
         loop {
             let mut moved = std::pin::pin!(self.moved.notified());
             let mut changed = std::pin::pin!(self.cluster.changed.notified());
@@ -173,7 +127,7 @@ impl Admission {
             moved.as_mut().enable();
             changed.as_mut().enable();
             let served = self.cluster.model_of(&claim.model).ok_or(Refused::Gone)?;
-            let way = self.take(&ticket, &served.replicas, claim.prefix);
+            let way = self.state().take(ticket.number, &claim, &served.replicas, Instant::now());
             match way {
                 RoutingDecision::To(head) => {
                     let (outcome, admission) = (RequestOutcome::Neither, Arc::clone(self));
@@ -202,62 +156,22 @@ impl Admission {
 
     fn enter(&self, claim: &Claim) -> Result<QueueTicket<'_>, Refused> {
         let served = self.cluster.model_of(&claim.model).ok_or(Refused::Gone)?;
-        let mut state = self.state();
-        let (places, taken) = state.router.places(&served.replicas);
-        let waiting = state.waiting(&claim.model);
-        // With a queue of length 0, a request still enters if a slot is free.
-        if !claim.is_resumed && waiting >= self.limit && (taken >= places || waiting > 0) {
-            return Err(if places == 0 { Refused::Nowhere } else { Refused::Full });
-        }
         let number = self.tickets.fetch_add(1, Ordering::Relaxed);
-        let queue = state.queues.entry(claim.model).or_default();
-        if claim.is_resumed {
-            queue.push_front(number);
-        } else {
-            queue.push_back(number);
-        }
+        self.state().enter(number, claim, &served.replicas, self.limit)?;
         Ok(QueueTicket { number, model: claim.model, admission: self })
-    }
-
-    /// Takes a slot if this request is first in its queue.
-    fn take(&self, ticket: &QueueTicket<'_>, replicas: &[Replica], prefix: u64) -> RoutingDecision {
-        let mut state = self.state();
-        let first = state.queues.get(&ticket.model).and_then(VecDeque::front);
-        if first != Some(&ticket.number) {
-            let (places, _) = state.router.places(replicas);
-            return if places == 0 { RoutingDecision::Nowhere } else { RoutingDecision::Busy };
-        }
-        state.router.choose(replicas, prefix, Instant::now())
     }
 }
 
 impl Drop for QueueTicket<'_> {
     fn drop(&mut self) {
-        let mut state = self.admission.state();
-        if let Some(queue) = state.queues.get_mut(&self.model) {
-            queue.retain(|number| *number != self.number);
-            if queue.is_empty() {
-                state.queues.remove(&self.model);
-            }
-        }
-        drop(state);
+        self.admission.state().leave(self.number, &self.model);
         self.admission.moved.notify_waiters();
     }
 }
 
 impl Drop for ReplicaSlot {
     fn drop(&mut self) {
-        let held = self.since.elapsed();
-        let mut state = self.admission.state();
-        state.router.ended(&self.head, self.outcome, Instant::now());
-        if matches!(self.outcome, RequestOutcome::Done(_)) {
-            state.held_s += if state.held_s == 0.0 { 1.0 } else { LATEST } * (seconds(held) - state.held_s);
-        }
-        drop(state);
+        self.admission.state().released(&self.head, self.outcome, self.since.elapsed(), Instant::now());
         self.admission.moved.notify_waiters();
     }
-}
-
-fn seconds(time: Duration) -> f64 {
-    time.as_secs_f64()
 }

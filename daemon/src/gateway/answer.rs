@@ -12,7 +12,6 @@ use common::{
     latency::RequestTimes,
 };
 use protocol::{
-    losses::Losses,
     message::{Finished, Generate, RequestBody, ResponseBody, TokenEvent},
     session::{Reply, Session},
 };
@@ -22,6 +21,7 @@ use super::{
     Gateway,
     admission::{Claim, Refused, ReplicaSlot},
     budget::ThoughtBudget,
+    continuation::{AfterFault, Continuation, may_not_begin},
     ended::{joined, nothing_further},
     error::ApiError,
     pinned::Pinned,
@@ -39,10 +39,6 @@ const MODEL_COMPARED_FROM: u16 = 5;
 const PROMPTS_SCORED_FROM: u16 = 11;
 /// First wire version in which heads constrain calls in the syntax of their model.
 const OWN_CALLS_FROM: u16 = 12;
-/// Most tokens of the first part of an answer. A head reserves KV blocks for all tokens that it is asked for, so a long
-/// answer is asked for in parts, each at most as long as all before it: otherwise one answer without a limit would
-/// reserve the whole context, and the others would wait for its end.
-const PART_TOKENS: u32 = 1024;
 /// Pause between attempts to place an answer.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -81,13 +77,12 @@ pub(super) struct Answer {
     /// When its turn among the choices of its request came, from which its wait for a slot counts.
     turn: Instant,
     attempt: Option<Attempt>,
-    /// The prompt's tokens, once a head has reported them.
-    prompt: Option<Vec<u32>>,
+    /// Its prompt and tokens so far.
+    so_far: Continuation,
     /// Numeric version of the head that began it: only heads with the same version sample the same tokens.
     numeric: Option<u32>,
     /// Whether its calls are constrained in the model's syntax: every head that continues it must do the same.
     has_own_calls: bool,
-    tokens: Vec<u32>,
     /// Tokens of the prompt whose log probabilities the client has, and those that this attempt has sent: a second attempt
     /// sends all of them again.
     scored: [usize; 2],
@@ -102,12 +97,8 @@ pub(super) struct Answer {
     dispatched: Option<Duration>,
     first_token: Option<Duration>,
     last_token: Duration,
-    /// Time since which it has no replica, if it had one.
-    lost: Option<Instant>,
     /// Why the latest attempt failed.
     why: Option<ApiError>,
-    losses: Losses,
-    resumed: u32,
 }
 
 impl Answer {
@@ -122,10 +113,9 @@ impl Answer {
             accepted,
             turn: accepted,
             attempt: None,
-            prompt: None,
+            so_far: Continuation::default(),
             numeric: None,
             has_own_calls: false,
-            tokens: Vec::new(),
             scored: [0; 2],
             rest: None,
             budget: ThoughtBudget::new(wish_budget),
@@ -135,16 +125,13 @@ impl Answer {
             dispatched: None,
             first_token: None,
             last_token: Duration::ZERO,
-            lost: None,
             why: None,
-            losses: Losses::default(),
-            resumed: 0,
         }
     }
 
     /// Number of tokens of its prompt; 0 until a head has reported them.
     pub(super) fn prompt_tokens(&self) -> usize {
-        self.prompt.as_ref().map_or(0, Vec::len)
+        self.so_far.prompt.as_ref().map_or(0, Vec::len)
     }
 
     /// Takes note that no thoughts follow.
@@ -170,7 +157,7 @@ impl Answer {
                 return Ok(Said::Token(forced));
             }
             if self.attempt.is_none() {
-                if self.tokens.len() >= self.wish.generate.max_tokens as usize {
+                if self.so_far.tokens.len() >= self.wish.generate.max_tokens as usize {
                     // All tokens had arrived, only the report of the end was lost.
                     return Ok(self.finish(nothing_further()));
                 }
@@ -180,9 +167,9 @@ impl Answer {
             let body = heard(&self.gateway, attempt).await;
             match body {
                 Ok(ResponseBody::Started { prompt_token_ids, form }) => {
-                    if self.prompt.is_none() {
+                    if self.so_far.prompt.is_none() {
                         self.model.begin(&attempt.model)?;
-                        self.prompt = Some(prompt_token_ids);
+                        self.so_far.prompt = Some(prompt_token_ids);
                         self.numeric = Some(attempt.session.identity.numeric);
                         self.budget.begin(&form);
                         self.has_own_calls = form.has_own_calls;
@@ -200,9 +187,8 @@ impl Answer {
                     Some(id) => {
                         let now = self.accepted.elapsed();
                         self.first_token.get_or_insert(now);
-                        (self.last_token, self.lost) = (now, None);
-                        self.losses.token();
-                        self.tokens.push(id);
+                        self.last_token = now;
+                        self.so_far.token(id);
                         return Ok(Said::Token(token));
                     }
                     None => self.rest = Some(token),
@@ -211,7 +197,7 @@ impl Answer {
                 Ok(ResponseBody::Finished(finished)) if finished.reason == FinishReason::Cancelled => {
                     self.finish(finished);
                     self.gateway.metrics.cancelled();
-                    return Err(ApiError::cancelled(self.tokens.len()));
+                    return Err(ApiError::cancelled(self.so_far.tokens.len()));
                 }
                 Ok(ResponseBody::Finished(finished)) if self.is_part(&finished) => self.prolong(&finished).await?,
                 Ok(ResponseBody::Finished(finished)) => return Ok(self.finish(finished)),
@@ -236,7 +222,7 @@ impl Answer {
 
     /// Whether a head has ended only a part of the answer.
     fn is_part(&self, finished: &Finished) -> bool {
-        let count = self.tokens.len();
+        let count = self.so_far.tokens.len();
         let is_complete = count >= self.wish.generate.max_tokens as usize;
         let is_reached = self.attempt.as_ref().is_some_and(|attempt| count >= attempt.end as usize);
         finished.reason == FinishReason::Length && is_reached && !is_complete
@@ -246,8 +232,8 @@ impl Answer {
     async fn prolong(&mut self, finished: &Finished) -> Result<(), ApiError> {
         // The head sends text that it held back again, unless tokens follow that it did not sample.
         let rest = self.rest.take();
-        if let Some((tokens, text)) = self.budget.close(self.tokens.len()) {
-            self.tokens.extend_from_slice(tokens);
+        if let Some((tokens, text)) = self.budget.close(self.so_far.tokens.len()) {
+            self.so_far.tokens.extend_from_slice(tokens);
             let text = rest.map(|rest| rest.text).unwrap_or_default() + text;
             self.forced = Some(TokenEvent { id: None, text, logprobs: Vec::new() });
         }
@@ -263,13 +249,12 @@ impl Answer {
 
     /// The request for the next part of the answer.
     fn part(&self, model: ModelRoots) -> Generate {
-        let begun = self.prompt.as_deref().filter(|_| !self.tokens.is_empty()).map(|prompt| (prompt, &self.tokens[..]));
-        let mut generate = self.wish.generate(begun);
+        let mut generate = self.wish.generate(self.so_far.begun());
         generate.model = Some(model.into());
-        if self.prompt.is_some() && !self.has_own_calls {
+        if self.so_far.prompt.is_some() && !self.has_own_calls {
             generate.tool_use = None;
         }
-        let end = self.budget.cap(PART_TOKENS.max(2 * self.tokens.len() as u32));
+        let end = self.budget.cap(self.so_far.part_end());
         generate.max_tokens = generate.max_tokens.min(end);
         generate
     }
@@ -287,14 +272,14 @@ impl Answer {
         let ended = Box::new(Ended {
             reason: finished.reason,
             finished,
-            tokens: self.tokens.len(),
+            tokens: self.so_far.tokens.len(),
             thought_tokens: 0,
             prompt_tokens: self.prompt_tokens(),
             dispatched: self.dispatched.unwrap_or_default(),
             first_token: self.first_token,
             last_token: self.last_token,
             head,
-            resumed: self.resumed,
+            resumed: self.so_far.resumed,
         });
         match self.rest.take() {
             Some(rest) => {
@@ -308,36 +293,34 @@ impl Answer {
     /// Handles a fault of the head: returns an error, or prepares another attempt.
     fn fail(&mut self, fault: &Fault) -> Result<(), ApiError> {
         let Some(mut attempt) = self.attempt.take() else { return Ok(()) };
-        if self.may_change_model(fault) {
-            self.why = Some(fault.into());
-            return Ok(());
-        }
-        match self.losses.fail(fault) {
-            Ok(true) => attempt.place.outcome = RequestOutcome::Lost,
-            Ok(false) => {}
+        match self.so_far.fail(fault, Instant::now()) {
+            Ok(AfterFault::OtherModel) => {
+                self.why = Some(fault.into());
+                return Ok(());
+            }
+            Ok(AfterFault::Elsewhere { is_lost: true }) => attempt.place.outcome = RequestOutcome::Lost,
+            Ok(AfterFault::Elsewhere { is_lost: false }) => {}
             Err(end) => {
-                let is_its_doing = end.kind != fault.kind;
-                if is_its_doing {
+                if end.is_its_doing {
                     attempt.place.outcome = RequestOutcome::Lost;
-                    tracing::warn!(head = attempt.place.head, "giving up a request: {end}");
+                    tracing::warn!(head = attempt.place.head, "giving up a request: {}", end.fault);
                 }
-                return Err(ApiError::from(&end));
+                return Err(ApiError::from(&end.fault));
             }
         }
         (self.rest, self.earlier) = (None, None);
-        self.lost.get_or_insert_with(Instant::now);
         self.why = Some(fault.into());
-        self.resumed += 1;
         self.gateway.metrics.resumed();
-        tracing::info!(head = attempt.place.head, tokens = self.tokens.len(), "resuming an answer elsewhere: {fault}");
+        let tokens = self.so_far.tokens.len();
+        tracing::info!(head = attempt.place.head, tokens, "resuming an answer elsewhere: {fault}");
         Ok(())
     }
 
     /// Finds a slot and sends the request there; retries while there is time.
     async fn begin(&mut self) -> Result<Attempt, ApiError> {
         let settings = &self.gateway.settings;
-        let lost = self.lost.filter(|_| self.prompt.is_some());
-        let deadline = lost.map_or(self.turn + settings.queue_wait, |lost| lost + settings.resume_wait);
+        let is_resumed = self.so_far.waits_since().is_some();
+        let deadline = self.so_far.deadline(self.turn, settings.queue_wait, settings.resume_wait);
         loop {
             if let Some(why) = self.why.take() {
                 if Instant::now() + PAUSE >= deadline {
@@ -345,9 +328,9 @@ impl Answer {
                 }
                 sleep(PAUSE).await;
             }
-            let model = self.model.next(&self.gateway.cluster, self.tokens.len()).await?;
+            let model = self.model.next(&self.gateway.cluster, self.so_far.tokens.len()).await?;
             let Some(model) = model else { return Err(self.gateway.not_serving(None)) };
-            let claim = Claim { model, prefix: self.wish.prefix, deadline, is_resumed: lost.is_some() };
+            let claim = Claim { model, prefix: self.wish.prefix, deadline, is_resumed };
             let mut place = match self.gateway.admission.admit(claim).await {
                 Ok(place) => place,
                 Err(Refused::Gone) => continue,
@@ -361,7 +344,7 @@ impl Answer {
                     self.dispatched.get_or_insert(sent);
                     return Ok(Attempt { model, reply, session, place, end });
                 }
-                Err(fault) if self.may_change_model(&fault) => self.why = Some(ApiError::from(&fault)),
+                Err(fault) if self.so_far.may_change_model(&fault) => self.why = Some(ApiError::from(&fault)),
                 // A request that no head can run is no evidence against this one.
                 Err(fault) if may_not_begin(&fault.kind) => return Err(ApiError::from(&fault)),
                 Err(fault) => {
@@ -379,12 +362,6 @@ impl Answer {
             Refused::Overdue => ApiError::queue_overdue(self.gateway.settings.queue_wait.as_secs(), retry_after),
             Refused::Nowhere | Refused::Gone => self.gateway.not_serving(Some(model)),
         }
-    }
-
-    /// Whether a head refuses only because it serves another model than this gateway assumed, and the answer has not
-    /// begun.
-    fn may_change_model(&self, fault: &Fault) -> bool {
-        self.prompt.is_none() && matches!(fault.kind, FaultKind::ModelReplaced { .. })
     }
 
     /// Sends the request for the next part; returns the number of tokens at which that ends, too.
@@ -414,7 +391,7 @@ impl Answer {
     /// their report is used.
     async fn check_head(&self, session: &Session, expected: ModelRoots) -> Result<(), Fault> {
         let theirs = session.identity.numeric;
-        if let Some(own) = self.numeric.filter(|own| *own != theirs && !self.tokens.is_empty()) {
+        if let Some(own) = self.numeric.filter(|own| *own != theirs && !self.so_far.tokens.is_empty()) {
             return Err(Fault::new(&session.identity.name, FaultKind::NumericVersion { theirs, own }));
         }
         if session.version >= MODEL_COMPARED_FROM {
@@ -478,15 +455,4 @@ async fn silence(gateway: &Gateway, session: &Session, head: &str) -> Fault {
             Err(fault) => return fault,
         }
     }
-}
-
-/// Whether this head would compute another answer, or no head can run the request.
-fn may_not_begin(kind: &FaultKind) -> bool {
-    matches!(
-        kind,
-        FaultKind::NumericVersion { .. }
-            | FaultKind::ModelReplaced { .. }
-            | FaultKind::ParameterInvalid { .. }
-            | FaultKind::PeerOlder { .. }
-    )
 }

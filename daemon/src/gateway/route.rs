@@ -5,8 +5,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::cluster::Replica;
-
 /// Consecutive failures that open a replica's circuit breaker.
 const FAILURES_MAX: u32 = 3;
 /// How long it stays open the first time; doubles each time, up to the maximum.
@@ -26,9 +24,26 @@ const LATEST: f64 = 0.3;
 /// Most remembered prompt beginnings.
 const PREFIXES_MAX: usize = 4096;
 
+/// One replica of a running topology.
+#[derive(Clone, Debug)]
+pub struct Replica {
+    /// `ADDRESS:PORT` of its head.
+    pub head: String,
+    /// The head's name.
+    pub name: String,
+    /// Number of concurrent requests.
+    pub slots: u32,
+    /// Requests that run and wait, from the head's latest report.
+    pub requests: u32,
+    /// Time of that report.
+    pub at: Instant,
+    /// Whether it takes requests.
+    pub is_serving: bool,
+}
+
 /// Outcome of a request on a replica.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum RequestOutcome {
+pub enum RequestOutcome {
     /// It completed; milliseconds per token, if there were several.
     Done(Option<f64>),
     /// The replica lost it.
@@ -39,7 +54,7 @@ pub(super) enum RequestOutcome {
 
 /// Routing decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum RoutingDecision {
+pub enum RoutingDecision {
     /// To this head; the request counts as running there.
     To(String),
     /// All slots are taken.
@@ -95,7 +110,7 @@ impl Default for ReplicaState {
 
 /// Per-replica state in addition to the reports.
 #[derive(Debug, Default)]
-pub(super) struct Router {
+pub struct Router {
     heads: BTreeMap<String, ReplicaState>,
     /// The head that last had a prompt beginning; the oldest entries are dropped.
     prefixes: BTreeMap<u64, String>,
@@ -104,7 +119,7 @@ pub(super) struct Router {
 
 impl Router {
     /// Chooses a head for a prompt whose beginning has this hash.
-    pub(super) fn choose(&mut self, replicas: &[Replica], prefix: u64, now: Instant) -> RoutingDecision {
+    pub fn choose(&mut self, replicas: &[Replica], prefix: u64, now: Instant) -> RoutingDecision {
         let serving: Vec<&Replica> = replicas.iter().filter(|replica| self.takes(replica)).collect();
         if serving.is_empty() {
             return RoutingDecision::Nowhere;
@@ -136,7 +151,7 @@ impl Router {
     }
 
     /// Processes new reports of heads: determines the number of other clients' requests.
-    pub(super) fn learn(&mut self, replicas: &[Replica]) {
+    pub fn learn(&mut self, replicas: &[Replica]) {
         for replica in replicas.iter().filter(|replica| replica.is_serving) {
             let standing = self.heads.entry(replica.head.clone()).or_default();
             if standing.heard.is_none_or(|heard| replica.at > heard) {
@@ -147,14 +162,14 @@ impl Router {
     }
 
     /// Slots of all replicas that take requests, and those in use.
-    pub(super) fn places(&self, replicas: &[Replica]) -> (u32, u32) {
+    pub fn places(&self, replicas: &[Replica]) -> (u32, u32) {
         let serving = replicas.iter().filter(|replica| self.takes(replica));
         serving
             .fold((0, 0), |(all, taken), replica| (all + replica.slots, taken + self.load(replica).min(replica.slots)))
     }
 
     /// Records the end of a request on a head.
-    pub(super) fn ended(&mut self, head: &str, outcome: RequestOutcome, now: Instant) {
+    pub fn ended(&mut self, head: &str, outcome: RequestOutcome, now: Instant) {
         let standing = self.heads.entry(head.into()).or_default();
         standing.running = standing.running.saturating_sub(1);
         match outcome {
@@ -201,13 +216,18 @@ impl Router {
         }
     }
 
+    /// Numbers of known heads and of remembered beginnings of prompts.
+    pub fn sizes(&self) -> [usize; 2] {
+        [self.heads.len(), self.prefixes.len().max(self.ages.len())]
+    }
+
     /// Whether a head's circuit breaker is open, for display.
-    pub(super) fn is_out(&self, head: &str) -> bool {
+    pub fn is_out(&self, head: &str) -> bool {
         self.heads.get(head).is_some_and(|standing| standing.breaker != CircuitBreaker::Closed)
     }
 
     /// Number of requests of this gateway on a head.
-    pub(super) fn running(&self, head: &str) -> u32 {
+    pub fn running(&self, head: &str) -> u32 {
         self.heads.get(head).map_or(0, |standing| standing.running)
     }
 

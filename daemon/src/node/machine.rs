@@ -4,6 +4,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use common::{
     fault::{Fault, FaultKind},
     ids::{Epoch, MemberIndex, Rank, RequestId, TopologyHash},
+    planted::{Planted, is_planted},
     units::Bytes,
 };
 use protocol::{
@@ -315,7 +316,9 @@ impl Node {
     pub fn expects_links(&self, epoch: Epoch, hash: TopologyHash) -> bool {
         let open = self.open.as_ref().filter(|open| !matches!(open.phase, Phase::Loading(_) | Phase::Persisting));
         let open = open.map(|open| &open.assignment);
-        open.is_some_and(|assignment| (assignment.epoch, assignment.hash) == (epoch, hash))
+        open.is_some_and(|assignment| {
+            (assignment.epoch, assignment.hash) == (epoch, hash) || is_planted(Planted::AnyLinkAccepted)
+        })
     }
 
     /// Handles an event; returns the effects to execute.
@@ -428,7 +431,8 @@ impl Node {
         }
         let lease = self.patience.lease;
         let phase = self.open.as_ref().map(|open| &open.phase);
-        if matches!(phase, Some(Phase::Prepared { since }) if now >= *since + lease) {
+        let is_over = matches!(phase, Some(Phase::Prepared { since }) if now >= *since + lease);
+        if is_over && !is_planted(Planted::LeaseForever) {
             return self.give_up();
         }
         match self.draining {

@@ -11,12 +11,12 @@ pub mod event;
 pub mod machine;
 mod models;
 mod operate;
-pub mod planted;
 pub mod pulse;
 pub mod quorum;
 mod recovery;
 mod requests;
 mod serving;
+mod sizes;
 pub mod slowness;
 pub mod steward;
 #[cfg(test)]
@@ -26,3 +26,4 @@ mod unload;
 pub use effect::Effect;
 pub use event::{BenchKey, EngineCommand, Event, SessionId};
 pub use machine::Node;
+pub use sizes::BoundedSize;

@@ -2,13 +2,14 @@
 //! relative to the start of the run.
 use std::time::Duration;
 
-use common::{fault::Loss, ids::Rank};
-use protocol::message::Beat;
-
-use super::{
-    event::PeerDrain,
+use common::{
+    fault::Loss,
+    ids::Rank,
     planted::{Planted, is_planted},
 };
+use protocol::message::Beat;
+
+use super::event::PeerDrain;
 use crate::config::Liveness;
 
 /// Changes of a peer's state.
@@ -59,7 +60,7 @@ impl Peer {
 
     /// How the peer was lost, if it counts as lost.
     pub fn lost(&self, liveness: &Liveness, now: Duration) -> Option<Loss> {
-        if now.saturating_sub(self.heard) > liveness.silent {
+        if now.saturating_sub(self.heard) > liveness.silent && !is_planted(Planted::SilenceUnnoticed) {
             return Some(Loss::Silent);
         }
         (now.saturating_sub(self.moved) > liveness.stall).then_some(Loss::Stalled)

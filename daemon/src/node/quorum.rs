@@ -3,11 +3,12 @@
 //! Pure.
 use std::collections::BTreeSet;
 
-use common::ids::Epoch;
+use common::{
+    ids::Epoch,
+    planted::{Planted, is_planted},
+};
 use protocol::recovery::{Ballot, Committed, Vote, VoteReply};
 use serde::{Deserialize, Serialize};
-
-use super::planted::{Planted, is_planted};
 
 /// A voter's record on disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -94,14 +95,16 @@ impl Acceptor {
         // A ballot is promised only once: a restarted proposer that counts from the beginning must not receive promises
         // made to its previous run.
         let is_used = vote.next.is_none() && vote.ballot == own.promised && !is_planted(Planted::BallotTwice);
-        if vote.ballot < own.promised || is_used {
+        let is_older = vote.ballot < own.promised && !is_planted(Planted::OlderBallotAccepted);
+        if is_older || is_used {
             return (VoteReply::Nack(own.promised), is_new);
         }
         let before = own.clone();
         own.promised = vote.ballot;
         let ruling = match &vote.next {
             None => {
-                let accepted = own.accepted.clone().map(|accepted| (accepted.ballot, accepted.next));
+                let accepted = own.accepted.clone().filter(|_| !is_planted(Planted::AcceptedUntold));
+                let accepted = accepted.map(|accepted| (accepted.ballot, accepted.next));
                 VoteReply::Promised { accepted, epoch: seen }
             }
             Some(next) => {
@@ -153,7 +156,7 @@ pub struct Electorate {
 
 /// Size of a majority of `voters`.
 pub fn majority(voters: usize) -> usize {
-    voters / 2 + 1
+    voters / 2 + usize::from(!is_planted(Planted::SmallMajority))
 }
 
 impl Proposer {

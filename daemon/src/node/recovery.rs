@@ -5,6 +5,7 @@ use std::time::Duration;
 use common::{
     fault::{Fault, FaultKind},
     ids::{Epoch, JUMP_MAX, TopologyHash, is_in_reach},
+    planted::{Planted, is_planted},
 };
 use protocol::{
     message::{Prepare, ResponseBody},
@@ -15,7 +16,6 @@ use topology::{Rolling, Topology, layout::SpecError};
 use super::{
     event::{Record, ReplyTo},
     machine::{Assignment, Node, OpenAssignment},
-    planted::{Planted, is_planted},
     quorum::VoteGap,
 };
 use crate::node::effect::{ClusterEffect, DiskEffect, Effect, EngineEffect, PendingAnswer};
@@ -152,6 +152,11 @@ impl Node {
                     return self.refuse(session, id, kind);
                 }
                 let (mut effects, records, ruling) = self.vote(&vote);
+                if is_planted(Planted::VoteBeforeDisk) {
+                    effects.push(Effect::respond(to, ResponseBody::Recovery(RecoveryAnswer::Vote(ruling))));
+                    effects.push(Effect::Disk(DiskEffect::Write { records, then: None }));
+                    return effects;
+                }
                 effects
                     .push(Effect::Disk(DiskEffect::Write { records, then: Some(done(RecoveryAnswer::Vote(ruling))) }));
                 effects
@@ -202,7 +207,8 @@ impl Node {
         if self.unloaded == Some(committed.name()) {
             return (Vec::new(), records);
         }
-        if self.committed.as_ref().is_some_and(|own| own.epoch >= committed.epoch) {
+        let is_known = self.committed.as_ref().is_some_and(|own| own.epoch >= committed.epoch);
+        if is_known && !is_planted(Planted::OlderTopologyLearned) {
             return (Vec::new(), self.learn_desired(&committed));
         }
         let (epoch, hash) = committed.name();

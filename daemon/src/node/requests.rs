@@ -4,7 +4,11 @@ use std::{
     time::Duration,
 };
 
-use common::{fault::Fault, ids::RequestId};
+use common::{
+    fault::Fault,
+    ids::RequestId,
+    planted::{Planted, is_planted},
+};
 use engine::RequestKey;
 use protocol::message::ResponseBody;
 use telemetry::request::{BY_BYTES_MAX, OPEN_MAX, OVER_MAX, RequestReport, RequestStage};
@@ -75,6 +79,11 @@ impl Requests {
         self.running.len()
     }
 
+    /// Numbers of running and of finished requests.
+    pub(super) fn sizes(&self) -> (usize, usize) {
+        (self.running.len(), self.over.len())
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.running.is_empty()
     }
@@ -139,6 +148,12 @@ impl Requests {
     /// Fails all of them.
     pub(super) fn fail_all(&mut self, fault: &Fault) -> Vec<Effect> {
         let keys: Vec<RequestKey> = self.running.keys().copied().collect();
+        if is_planted(Planted::ErrorTwice) {
+            let again = keys.iter().filter_map(|key| self.respond(*key, ResponseBody::Failed(fault.clone())));
+            let mut effects: Vec<Effect> = again.collect();
+            effects.extend(keys.into_iter().filter_map(|key| self.end(key, ResponseBody::Failed(fault.clone()))));
+            return effects;
+        }
         keys.into_iter().filter_map(|key| self.end(key, ResponseBody::Failed(fault.clone()))).collect()
     }
 
@@ -169,7 +184,7 @@ impl Requests {
     /// Removes a request; with a stage, it is kept among the finished ones.
     fn close(&mut self, key: RequestKey, stage: Option<RequestStage>) {
         let Some((open, stage)) = self.running.remove(&key).zip(stage) else { return };
-        if self.over.len() == OVER_MAX {
+        if self.over.len() == OVER_MAX && !is_planted(Planted::FinishedKept) {
             self.over.pop_front();
         }
         let (prompt_tokens, tokens) = (open.prompt_tokens, open.tokens);

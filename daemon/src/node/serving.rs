@@ -3,6 +3,7 @@ use common::{
     chat::{GRAMMAR_BYTES_MAX, Grammar, PROMPT_BYTES_MAX},
     fault::{Fault, FaultKind, Loss},
     ids::{Epoch, Rank},
+    planted::{Planted, is_planted},
 };
 use engine::RequestKey;
 use engine::port::ReplicaEvent;
@@ -17,7 +18,6 @@ use topology::Role;
 use super::{
     event::{EngineCommand, ReplyTo, SessionId},
     machine::{Node, Phase, QUEUE_MAX, RunningTopology},
-    planted::{Planted, is_planted},
     requests::NewRequest,
 };
 use crate::{
@@ -43,7 +43,7 @@ impl Node {
         }
         // An excluded member's topology is about to be replaced: running requests may finish, new ones are refused.
         self.check_members(running.assignment.replica(), false)?;
-        if running.requests.len() >= QUEUE_MAX {
+        if running.requests.len() >= QUEUE_MAX && !is_planted(Planted::QueueUnbounded) {
             return Err(FaultKind::QueueFull { limit: QUEUE_MAX as u32 });
         }
         Ok(running)
@@ -55,7 +55,11 @@ impl Node {
             return Err(FaultKind::OnlyPrefills);
         }
         let served = &running.assignment.topology;
-        if let Some(expected) = generate.model.as_ref().filter(|model| model.differs(&served.roots())) {
+        if is_planted(Planted::PromptLogged) {
+            tracing::info!("a request begins: {:?}", generate.prompt);
+        }
+        let other = generate.model.as_ref().filter(|model| model.differs(&served.roots()));
+        if let Some(expected) = other.filter(|_| !is_planted(Planted::ModelUnchecked)) {
             let (model, actual) = (served.model.clone(), served.roots());
             return Err(FaultKind::ModelReplaced { model, expected: expected.clone(), actual: actual.into() });
         }
@@ -170,8 +174,10 @@ impl Node {
                 effects.extend(self.leave_if_drained());
                 effects
             }
-            ReplicaEvent::Broken { rank: Some(rank), .. } => self.peer_lost(epoch, rank, Loss::Reset),
-            ReplicaEvent::Broken { rank: None, reason } => {
+            ReplicaEvent::Broken { rank: Some(rank), .. } if !is_planted(Planted::BrokenLinkIsInternal) => {
+                self.peer_lost(epoch, rank, Loss::Reset)
+            }
+            ReplicaEvent::Broken { reason, .. } => {
                 let fault = self.fault_here(FaultKind::Internal { reason });
                 self.break_down(fault)
             }

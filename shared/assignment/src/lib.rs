@@ -11,7 +11,7 @@ pub mod fixtures;
 pub mod identify;
 pub mod plan;
 pub mod planner_query;
-mod previous;
+pub mod previous;
 mod shares;
 pub mod source;
 pub mod unload;

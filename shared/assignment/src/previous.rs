@@ -8,7 +8,7 @@ use telemetry::NodeReport;
 use topology::{Topology, sizes::ModelSizes};
 
 /// The fate of each member's running shard, in the order of `reports`.
-pub(super) fn previous(topology: &Topology, reports: &[NodeReport], sizes: &ModelSizes) -> Vec<Previous> {
+pub fn previous(topology: &Topology, reports: &[NodeReport], sizes: &ModelSizes) -> Vec<Previous> {
     let mut found = Vec::with_capacity(reports.len());
     for replica in 0..topology.layout.replicas {
         let members = topology.layout.members(replica);
@@ -41,7 +41,7 @@ fn must_unload(report: &NodeReport, needed: &RankMemory) -> bool {
 }
 
 /// Time that a node needs to read its shard of the topology; `None` if it has not measured its disk.
-pub(super) fn pause(topology: &Topology, member: usize, report: &NodeReport, sizes: &ModelSizes) -> Option<Duration> {
+pub fn pause(topology: &Topology, member: usize, report: &NodeReport, sizes: &ModelSizes) -> Option<Duration> {
     let rate = report.health.disk.as_ref()?.read_rate.filter(|rate| rate.0 > 0)?;
     let replica = (0..topology.layout.replicas).find(|replica| topology.layout.members(*replica).contains(&member))?;
     let rank = member - topology.layout.members(replica).start;

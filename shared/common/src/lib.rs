@@ -8,6 +8,7 @@ pub mod ids;
 pub mod latency;
 pub mod limits;
 pub mod older;
+pub mod planted;
 pub mod precision;
 pub mod sampling;
 pub mod text;

@@ -1,10 +1,22 @@
-//! Simulates clusters under faults and prints the first history that violates an invariant: `simulate_cluster
-//! --histories 2000 [--seed N]`, `--power-loss 200`, or `--votes` for kills at every message of votes among 3 to 5
-//! members.
-use std::{process::ExitCode, time::Duration};
+//! Simulates clusters under faults and prints histories that violate an invariant: `simulate_cluster --histories 2000
+//! [--seed N] [--jobs N]`, `--power-loss 200`, or `--votes` for kills at every message of votes among 3 to 5 members.
+//! Prints how often each kind of fault met each state of the cluster.
+use std::{
+    num::NonZero,
+    process::ExitCode,
+    sync::atomic::{AtomicU64, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
 
 use clap::Parser;
-use harness::simulation::{History, run_vote, vote_scripts};
+use harness::simulation::{Coverage, History, run_vote, vote_scripts};
+#[cfg(any(debug_assertions, feature = "planted"))]
+use {
+    common::planted::Planted,
+    harness::simulation::planted::{find, of_day},
+    std::time::{SystemTime, UNIX_EPOCH},
+};
 
 /// Simulate clusters under faults and report violated invariants.
 #[derive(Debug, Parser)]
@@ -21,9 +33,21 @@ struct Arguments {
     /// First seed
     #[arg(long, default_value_t = 0)]
     seed: u64,
+    /// Number of threads; all cores without it
+    #[arg(long)]
+    jobs: Option<usize>,
     /// Print every step of the history with the first seed
     #[arg(long)]
     tell: bool,
+    /// Plant bugs and find each: `all`, `today` (five of them, another five each day), or a name
+    #[arg(long)]
+    planted: Option<String>,
+    /// Most histories to find a planted bug
+    #[arg(long, default_value_t = 2000)]
+    most: u64,
+    /// Fail if a kind of fault and a state of the cluster never met
+    #[arg(long)]
+    covered: bool,
 }
 
 /// Totals of a run.
@@ -34,70 +58,181 @@ struct Sums {
     whole: usize,
     errors: usize,
     decisions: u32,
-    violations: u64,
+    failed: Vec<u64>,
     slowest: Duration,
+    coverage: Coverage,
 }
 
-fn run(histories: impl Iterator<Item = History>, is_told: bool) -> Sums {
+impl Sums {
+    fn add(&mut self, other: Self) {
+        self.count += other.count;
+        self.faults += other.faults;
+        self.whole += other.whole;
+        self.errors += other.errors;
+        self.decisions += other.decisions;
+        self.failed.extend(other.failed);
+        self.slowest = self.slowest.max(other.slowest);
+        self.coverage.add(&other.coverage);
+    }
+}
+
+/// Histories printed of those that fail.
+const TOLD_MAX: usize = 3;
+
+/// A way to draw a history from a seed.
+type Draw = fn(u64) -> History;
+
+/// Runs histories until there are no more seeds.
+fn work(seeds: &AtomicU64, end: u64, draw: Draw) -> Sums {
     let mut sums = Sums::default();
-    for history in histories {
-        let outcome = history.run(is_told);
-        if is_told {
-            println!("{}", outcome.story.join("\n"));
+    loop {
+        let seed = seeds.fetch_add(1, Ordering::Relaxed);
+        if seed >= end {
+            return sums;
         }
-        sums.count += 1;
-        sums.faults += history.faults.len();
-        sums.whole += outcome.whole;
-        sums.errors += outcome.errors;
-        sums.decisions += outcome.decisions;
-        sums.slowest = sums.slowest.max(outcome.recovery);
-        if outcome.violation.is_some() {
-            sums.violations += 1;
-            if sums.violations <= 3 {
-                println!("{}\n", history.tell());
+        let history = draw(seed);
+        let outcome = history.run(false);
+        let failed = outcome.violation.is_some().then_some(seed).into_iter().collect();
+        sums.add(Sums {
+            count: 1,
+            faults: history.faults.len(),
+            whole: outcome.whole,
+            errors: outcome.errors,
+            decisions: outcome.decisions,
+            failed,
+            slowest: outcome.recovery,
+            coverage: outcome.coverage,
+        });
+    }
+}
+
+fn jobs(arguments: &Arguments) -> usize {
+    arguments.jobs.unwrap_or_else(|| thread::available_parallelism().map_or(1, NonZero::get))
+}
+
+fn run(arguments: &Arguments, count: u64, draw: Draw) -> Sums {
+    let jobs = jobs(arguments);
+    let (seeds, end) = (AtomicU64::new(arguments.seed), arguments.seed + count);
+    let mut sums = Sums::default();
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..jobs).map(|_| scope.spawn(|| work(&seeds, end, draw))).collect();
+        for worker in workers {
+            sums.add(worker.join().expect("a worker does not panic"));
+        }
+    });
+    sums.failed.sort_unstable();
+    sums.failed.iter().take(TOLD_MAX).for_each(|seed| println!("{}\n", draw(*seed).tell()));
+    sums
+}
+
+fn report(what: &str, sums: &Sums, began: Instant) {
+    println!(
+        "{} {what} in {:.0} s: {} violations; {} faults, {} requests complete, {} failed, {} votes decided, slowest \
+         recovery {:.1} s",
+        sums.count,
+        began.elapsed().as_secs_f64(),
+        sums.failed.len(),
+        sums.faults,
+        sums.whole,
+        sums.errors,
+        sums.decisions,
+        sums.slowest.as_secs_f64()
+    );
+    if !sums.failed.is_empty() {
+        println!("failing seeds: {:?}", sums.failed);
+    }
+}
+
+/// Runs all scripts of votes; returns the number of violations.
+fn run_votes(first: u64) -> usize {
+    let mut violations = 0;
+    for members in 3..=5 {
+        let (away, scripts) = vote_scripts(members, members);
+        let mut decisions = 0;
+        for (index, turns) in scripts.iter().enumerate() {
+            let seed = first + index as u64;
+            let outcome = run_vote(members, &away, turns, seed, false);
+            decisions += outcome.decisions;
+            if let Some(what) = outcome.violation {
+                violations += 1;
+                println!("{members} members, seed {seed}, {turns:?}: {what}");
             }
         }
+        println!("{} votes of {members} members with two kills each: {decisions} decisions", scripts.len());
     }
-    sums
+    violations
+}
+
+/// The planted bugs of a choice.
+#[cfg(any(debug_assertions, feature = "planted"))]
+fn chosen(choice: &str) -> Vec<Planted> {
+    match choice {
+        "all" => Planted::ALL.to_vec(),
+        "today" => {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            of_day(now.as_secs() / 86_400)
+        }
+        name => Planted::ALL.into_iter().filter(|bug| format!("{bug:?}") == name).collect(),
+    }
+}
+
+/// Finds planted bugs; returns the number of those that are not found.
+#[cfg(any(debug_assertions, feature = "planted"))]
+fn run_planted(arguments: &Arguments, choice: &str) -> usize {
+    let (bugs, next) = (chosen(choice), AtomicU64::new(0));
+    let (jobs, missed) = (jobs(arguments), AtomicU64::new(u64::from(bugs.is_empty())));
+    thread::scope(|scope| {
+        for _ in 0..jobs {
+            scope.spawn(|| {
+                while let Some(bug) = bugs.get(next.fetch_add(1, Ordering::Relaxed) as usize) {
+                    match find(*bug, arguments.seed, arguments.most) {
+                        Some(found) => println!("{bug:?} | {} | {}", found.histories, found.what),
+                        None => {
+                            missed.fetch_add(1, Ordering::Relaxed);
+                            println!("{bug:?} | NOT FOUND in {}", arguments.most);
+                        }
+                    }
+                }
+            });
+        }
+    });
+    println!("{} of {} planted bugs found", bugs.len() - missed.load(Ordering::Relaxed) as usize, bugs.len());
+    missed.into_inner() as usize
+}
+
+/// Builds without them have no planted bugs.
+#[cfg(not(any(debug_assertions, feature = "planted")))]
+fn run_planted(_: &Arguments, _: &str) -> usize {
+    println!("this build has no planted bugs: build it with --features planted");
+    1
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let seeds = |count: u64| arguments.seed..arguments.seed + count;
+    if arguments.tell {
+        println!("{}", History::draw(arguments.seed).run(true).story.join("\n"));
+    }
     let mut violations = 0;
-    for (what, sums) in [
-        ("histories", run(seeds(arguments.histories).map(History::draw), arguments.tell)),
-        ("losses of power", run(seeds(arguments.power_loss).map(History::draw_power_loss), arguments.tell)),
-    ] {
-        if sums.count > 0 {
-            println!(
-                "{} {what}: {} violations; {} faults, {} requests complete, {} failed, {} votes decided, slowest recovery {:.1} s",
-                sums.count,
-                sums.violations,
-                sums.faults,
-                sums.whole,
-                sums.errors,
-                sums.decisions,
-                sums.slowest.as_secs_f64()
-            );
-        }
-        violations += sums.violations;
+    if arguments.histories > 0 {
+        let began = Instant::now();
+        let sums = run(&arguments, arguments.histories, History::draw);
+        println!("{}", sums.coverage);
+        report("histories", &sums, began);
+        let missing = sums.coverage.missing();
+        println!("{} pairs of fault and state did not meet: {missing:?}", missing.len());
+        violations += sums.failed.len() + if arguments.covered { missing.len() } else { 0 };
+    }
+    if arguments.power_loss > 0 {
+        let began = Instant::now();
+        let sums = run(&arguments, arguments.power_loss, History::draw_power_loss);
+        report("losses of power", &sums, began);
+        violations += sums.failed.len();
+    }
+    if let Some(choice) = &arguments.planted {
+        violations += run_planted(&arguments, choice);
     }
     if arguments.votes {
-        for members in 3..=5 {
-            let (away, scripts) = vote_scripts(members, members);
-            let mut decisions = 0;
-            for (index, turns) in scripts.iter().enumerate() {
-                let seed = arguments.seed + index as u64;
-                let outcome = run_vote(members, &away, turns, seed, false);
-                decisions += outcome.decisions;
-                if let Some(what) = outcome.violation {
-                    violations += 1;
-                    println!("{members} members, seed {seed}, {turns:?}: {what}");
-                }
-            }
-            println!("{} votes of {members} members with two kills each: {decisions} decisions", scripts.len());
-        }
+        violations += run_votes(arguments.seed);
     }
     if violations == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

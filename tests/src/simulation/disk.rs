@@ -1,11 +1,13 @@
-//! A node's disk: records count once they are synced; a kill or a power loss interrupts the write in progress.
-use std::collections::BTreeSet;
+//! A node's disk: records count once they are synced; a kill or a power loss interrupts the write in progress. Damaged
+//! files are read by the daemon's own reader, from a folder in memory.
+use std::{collections::BTreeSet, fs, path::Path, time::Duration};
 
 use common::ids::{Epoch, TopologyHash};
 use daemon::node::{
+    driver::state::{PersistedState, StateFolder},
     event::Record,
     machine::NodeInit,
-    quorum::{Acceptor, VoteGap, Votes},
+    quorum::{Acceptor, VoteGap, Votes, majority},
 };
 use protocol::recovery::Committed;
 use topology::{Exclusions, Rolling};
@@ -34,19 +36,33 @@ struct Synced {
     neighbours: BTreeSet<String>,
 }
 
+/// Why writes fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum DiskTrouble {
+    /// Every other write finds room.
+    Full,
+    /// None succeeds.
+    ReadOnly,
+}
+
 /// The state folder of one node.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Disk {
     synced: Synced,
-    /// Writes fail because the disk is full or read-only.
-    pub(super) is_broken: bool,
+    /// What a backup holds.
+    backup: Synced,
+    /// Number of writes so far.
+    writes: u64,
+    pub(super) trouble: Option<DiskTrouble>,
+    /// Writes end after this time.
+    pub(super) stalls_until: Duration,
 }
 
 impl Disk {
     /// The disk of a member that has committed a topology.
     pub(super) fn of_member(committed: &Committed) -> Self {
         let synced = Synced { epoch: committed.epoch, committed: Some(committed.clone()), ..Synced::default() };
-        Self { synced, is_broken: false }
+        Self { backup: synced.clone(), synced, ..Self::default() }
     }
 
     /// Empties the folder. A daemon of release 0.1 does not notice.
@@ -56,8 +72,13 @@ impl Disk {
 
     /// Writes all entries and syncs them.
     pub(super) fn write(&mut self, entries: &[Entry]) -> Result<(), String> {
-        if self.is_broken && !entries.is_empty() {
-            return Err("No space left on device (os error 28)".into());
+        self.writes += u64::from(!entries.is_empty());
+        match self.trouble.filter(|_| !entries.is_empty()) {
+            Some(DiskTrouble::ReadOnly) => return Err("Read-only file system (os error 30)".into()),
+            Some(DiskTrouble::Full) if self.writes % 2 == 0 => {
+                return Err("No space left on device (os error 28)".into());
+            }
+            _ => {}
         }
         entries.iter().for_each(|entry| self.apply(entry));
         Ok(())
@@ -82,6 +103,82 @@ impl Disk {
             }
             Entry::Exclusions(list) => self.synced.exclusions = list.clone(),
         }
+    }
+
+    /// Damages one of the files and reads the folder as the daemon does at its start. Returns what was damaged.
+    pub(super) fn damage(&mut self, random: &mut Random) -> String {
+        let memory = Path::new("/dev/shm");
+        let folder = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
+        let folder = folder.expect("a temporary folder can be made");
+        self.write_files(folder.path());
+        let listed = fs::read_dir(folder.path()).expect("the folder exists").flatten();
+        let mut names: Vec<String> = listed.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        if names.is_empty() {
+            return "nothing to damage".into();
+        }
+        let name = names[random.below(names.len())].clone();
+        let path = folder.path().join(&name);
+        let mut bytes = fs::read(&path).expect("it was written");
+        let place = random.below(bytes.len().max(1));
+        let how = ["cut", "zeroed", "changed"][random.below(3)];
+        match how {
+            "cut" => bytes.truncate(place),
+            "zeroed" => bytes[place..].fill(0),
+            _ => bytes[place] ^= 1 << random.below(8),
+        }
+        fs::write(&path, bytes).expect("the folder can be written");
+        let (_, kept) = StateFolder::open(folder.path()).expect("the folder can be read");
+        let PersistedState { epoch, exclusions, committed, voter, rolling, unloaded, neighbours, .. } = kept;
+        let Acceptor { votes, forgot } = voter;
+        self.synced = Synced { epoch, committed, votes, forgot, exclusions, rolling, unloaded, neighbours };
+        format!("{name} was {how} at byte {place}")
+    }
+
+    fn write_files(&self, folder: &Path) {
+        let Synced { epoch, committed, votes, forgot, exclusions, rolling, unloaded, neighbours } = &self.synced;
+        let (state, _) = StateFolder::open(folder).expect("an empty folder can be opened");
+        let mut records = vec![Record::VoteGap(*forgot)];
+        records.extend((*epoch > Epoch(0)).then_some(Record::Promise(*epoch, TopologyHash(1))));
+        records.extend(committed.clone().map(|committed| Record::Committed(Some(committed))));
+        records.extend(votes.clone().map(Record::Votes));
+        records.extend(rolling.clone().map(Record::Rolling));
+        records.extend(unloaded.map(|unloaded| Record::Unloaded(Some(unloaded))));
+        records.extend((!neighbours.is_empty()).then(|| Record::Neighbours(neighbours.iter().cloned().collect())));
+        records.iter().for_each(|record| state.save(record).expect("it can be written"));
+        state.save_exclusions(exclusions).expect("it can be written");
+    }
+
+    /// Makes a backup.
+    pub(super) fn back_up(&mut self) {
+        self.backup = self.synced.clone();
+    }
+
+    /// Restores the backup; returns whether the topology and the votes were restored, too. Nothing defends against a
+    /// backup that takes back a promise on which a majority rests, so these are restored only if the votes are the same,
+    /// or if enough others, whose epochs are given, hold a later topology.
+    pub(super) fn restore(&mut self, others: &[Epoch]) -> bool {
+        let now = std::mem::replace(&mut self.synced, self.backup.clone());
+        let base = self.backup.committed.as_ref();
+        let voters = base.map_or(0, |base| base.topology.members.len());
+        let later = others.iter().filter(|epoch| base.is_some_and(|base| **epoch > base.epoch)).count();
+        let is_settled = later > 0 && later > voters - majority(voters);
+        let is_same = now.committed == self.backup.committed && now.votes == self.backup.votes;
+        if !(is_same || is_settled) {
+            let Synced { epoch, committed, votes, forgot, unloaded, .. } = now;
+            self.synced = Synced { epoch, committed, votes, forgot, unloaded, ..self.synced.clone() };
+        }
+        is_same || is_settled
+    }
+
+    /// The synced list of exclusions.
+    pub(super) fn exclusions(&self) -> &Exclusions {
+        &self.synced.exclusions
+    }
+
+    /// The synced topology.
+    pub(super) fn committed(&self) -> Option<&Committed> {
+        self.synced.committed.as_ref()
     }
 
     /// The synced votes.

@@ -8,7 +8,9 @@ use common::{
 };
 use daemon::node::{
     SessionId,
-    effect::{AssignmentEffect, ClusterEffect, DiskEffect, Effect, EngineEffect, PendingAnswer, SessionEffect},
+    effect::{
+        AssignmentEffect, ClusterEffect, DiskEffect, Effect, EngineEffect, PendingAnswer, ReportEffect, SessionEffect,
+    },
     event::{EngineCommand, Event as NodeEvent, ExclusionsKept, ReplyTo},
 };
 use protocol::{
@@ -21,7 +23,7 @@ use super::{
     disk::Entry,
     network::Packet,
     process::{AfterWrite, Input, Opening, Writing},
-    world::{Own, World, address, name},
+    world::{Own, World, name},
 };
 
 impl World {
@@ -54,7 +56,8 @@ impl World {
                 None => return,
                 Some(Input::Look) => {
                     let standing = self.standing(node);
-                    self.look(node, standing);
+                    let leaves = self.look_at_restart(node, &standing);
+                    self.look(node, standing, leaves);
                     continue;
                 }
                 Some(Input::Run(attempt, _)) if process.run.as_ref().is_none_or(|run| run.attempt != attempt) => {
@@ -112,9 +115,7 @@ impl World {
                 self.submit(node, key, &generate)
             }
             Effect::Engine(EngineEffect::Command(EngineCommand::Cancel(key))) => {
-                if let Some(run) = self.run_of(node) {
-                    run.requests.remove(&key);
-                }
+                self.cancel(node, key);
             }
             Effect::Engine(EngineEffect::AnnounceFault(epoch, rank)) => {
                 if let Some(run) = self.run_of(node).filter(|run| run.epoch == epoch) {
@@ -128,6 +129,11 @@ impl World {
                     run.draining = true;
                 }
             }
+            Effect::Report(ReportEffect::Current { session, id }) => {
+                if let Some(report) = self.report(node) {
+                    self.respond(node, session, id, ResponseBody::Report(Box::new(report)));
+                }
+            }
             Effect::Exit(_) => {
                 self.machines[node].process.iter_mut().for_each(|process| process.exits = true);
             }
@@ -135,7 +141,7 @@ impl World {
             Effect::Session(
                 SessionEffect::Watch { .. } | SessionEffect::Inspect { .. } | SessionEffect::ClearStore { .. },
             )
-            | Effect::Report(_)
+            | Effect::Report(ReportEffect::Records { .. })
             | Effect::Cluster(ClusterEffect::Rekey { .. })
             | Effect::Model(_)
             | Effect::Kv(..)
@@ -169,7 +175,8 @@ impl World {
         let writing = self.machines[node].process.as_ref().and_then(|process| process.writes.front());
         let Some(is_empty) = writing.map(|writing| writing.entries.is_empty()) else { return };
         let delay = Duration::from_micros(500 + self.random.below(20_000) as u64);
-        self.own_later(node, if is_empty { Duration::ZERO } else { delay }, Own::Written);
+        let stall = self.machines[node].disk.stalls_until.saturating_sub(self.now);
+        self.own_later(node, if is_empty { Duration::ZERO } else { delay + stall }, Own::Written);
     }
 
     /// Called when the disk has synced or has failed.
@@ -236,7 +243,7 @@ impl World {
             supervised: true,
             takes_over: of(&|process| process.node.takes_over()),
             exclusions: process.map_or_else(Default::default, |process| process.node.exclusions().clone()),
-            rolling: None,
+            rolling: process.and_then(|process| process.node.rolling().cloned()),
             heard: process.map_or_else(Vec::new, |process| process.heard.clone().into_iter().collect()),
             slow: None,
             busy: None,
@@ -257,6 +264,6 @@ impl World {
 
     /// The machine that listens on an address.
     pub(super) fn index_of(&self, wanted: &str) -> Option<usize> {
-        (0..self.machines.len()).find(|node| address(*node) == wanted)
+        (0..self.machines.len()).find(|node| self.address(*node) == wanted)
     }
 }

@@ -76,6 +76,7 @@ pub(super) struct Network {
     /// Connections by number.
     pub(super) connections: BTreeMap<u64, Connection>,
     cut: BTreeSet<(usize, usize)>,
+    delays: BTreeMap<(usize, usize), Duration>,
     count: u64,
 }
 
@@ -115,6 +116,16 @@ impl Network {
         arrivals
     }
 
+    /// Sets how much longer packets take in a direction.
+    pub(super) fn set_delay(&mut self, from: usize, to: usize, delay: Duration) {
+        self.delays.insert((from, to), delay);
+    }
+
+    /// Most packets that are held back on one connection.
+    pub(super) fn held_most(&self) -> usize {
+        self.connections.values().flat_map(|one| &one.held).map(VecDeque::len).max().unwrap_or(0)
+    }
+
     /// Whether a direction is cut.
     pub(super) fn is_cut(&self, from: usize, to: usize) -> bool {
         self.cut.contains(&(from, to))
@@ -131,7 +142,8 @@ impl Network {
             connection.held[end].push_back(packet);
             return None;
         }
-        let at = at.max(connection.latest[end]);
+        let way = (connection.ends[from].node, connection.ends[end].node);
+        let at = (at + self.delays.get(&way).copied().unwrap_or_default()).max(connection.latest[end]);
         connection.latest[end] = at;
         Some(Arrival { at, connection: number, end, packet })
     }

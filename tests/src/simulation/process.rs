@@ -10,13 +10,12 @@ use daemon::node::{
     effect::{Effect, PendingAnswer},
     event::Event as NodeEvent,
     pulse::Peer,
-    steward::{Question, Steward},
+    steward::{Question, Steward, rolling::Restarting},
 };
-use engine::RequestKey;
-use protocol::message::{Generate, Prepare};
+use protocol::message::Prepare;
 use topology::{Exclusions, Topology};
 
-use super::disk::Entry;
+use super::{compute::HeadEngine, disk::Entry};
 
 /// An input of the driver.
 #[derive(Debug)]
@@ -71,6 +70,8 @@ pub(super) struct Opening {
     pub(super) dials: Option<VecDeque<(MemberIndex, bool)>>,
     /// Connection of the dial in progress.
     pub(super) dialling: Option<u64>,
+    /// Whether its shard was loaded from another file than those of the others.
+    pub(super) has_other_weights: bool,
 }
 
 impl Opening {
@@ -84,6 +85,7 @@ impl Opening {
             links: BTreeMap::new(),
             dials: None,
             dialling: None,
+            has_other_weights: false,
         }
     }
 }
@@ -111,7 +113,7 @@ pub(super) struct EngineRun {
     pub(super) topology: Topology,
     /// This node's member index.
     pub(super) member: MemberIndex,
-    /// Start, on the world's clock.
+    /// Start, on its machine's clock.
     pub(super) since: Duration,
     /// Other ranks of the replica.
     pub(super) ranks: BTreeMap<Rank, Linked>,
@@ -125,8 +127,10 @@ pub(super) struct EngineRun {
     pub(super) is_aborted: bool,
     /// Number of steps.
     pub(super) progress: u64,
-    /// Requests with their tokens so far.
-    pub(super) requests: BTreeMap<RequestKey, (Generate, Vec<u32>)>,
+    /// The engine of a head, once it has requests.
+    pub(super) engine: Option<HeadEngine>,
+    /// Whether its shard was loaded from another file than those of the others.
+    pub(super) has_other_weights: bool,
     /// Whether a step is scheduled.
     pub(super) steps: bool,
 }
@@ -136,7 +140,7 @@ pub(super) struct EngineRun {
 pub(super) struct Process {
     /// Which start of the daemon.
     pub(super) life: u64,
-    /// Time of the start.
+    /// Time of the start, on its machine's clock.
     pub(super) since: Duration,
     /// The node's state machine.
     pub(super) node: Node,
@@ -150,6 +154,8 @@ pub(super) struct Process {
     pub(super) is_stopped: bool,
     /// The steward's state machine.
     pub(super) steward: Steward,
+    /// What it remembers of a rolling restart that it drives.
+    pub(super) restarting: Restarting,
     /// The steward's sessions, by node.
     pub(super) sessions: BTreeMap<usize, u64>,
     /// The steward's open questions, by connection and request.

@@ -1,11 +1,14 @@
 //! Sends a steward's questions and returns the answers to it: sessions with deadlines, and unreachable peers.
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use common::{
     fault::{Fault, FaultKind},
     ids::RequestId,
 };
-use daemon::node::steward::{Question, Reply, StewardAsk};
+use daemon::node::steward::{
+    Question, Reply, StewardAsk,
+    rolling::{RollingStep, candidates},
+};
 use planner::replan::replan;
 use protocol::{
     message::{Request, RequestBody, ResponseBody},
@@ -21,14 +24,53 @@ use super::{
 const DIAL: Duration = Duration::from_millis(1500);
 /// Duration of a planner run, which reads the model's file.
 const PLAN: Duration = Duration::from_millis(20);
+/// A question that no steward asks.
+const IGNORED: Question = Question(u64::MAX);
 
 impl World {
-    /// Runs the steward's check with the standing of its own node.
-    pub(super) fn look(&mut self, node: usize, own: Standing) {
+    /// Runs the steward's check with the standing of its own node; `leaves` is a member that is about to restart.
+    pub(super) fn look(&mut self, node: usize, own: Standing, leaves: Option<String>) {
         let now = self.since(node);
         let Some(process) = &mut self.machines[node].process else { return };
-        let asks = process.steward.look(now, own);
+        let asks = match leaves {
+            Some(name) => process.steward.leave(now, own, &name),
+            None => process.steward.look(now, own),
+        };
         self.ask(node, asks);
+    }
+
+    /// Takes the next step of a rolling restart; returns a member that is about to restart. The standings of the others
+    /// are read without delay.
+    pub(super) fn look_at_restart(&mut self, node: usize, own: &Standing) -> Option<String> {
+        let mut answers = BTreeMap::new();
+        for (_, address) in candidates(own).unwrap_or_default() {
+            let there = self.index_of(&address).filter(|to| !self.is_unreachable(node, *to));
+            if let Some(to) = there.filter(|to| self.machines[*to].process.is_some()) {
+                answers.insert(address, self.standing(to));
+            }
+        }
+        let now = self.since(node);
+        let step = self.machines[node].process.as_mut()?.restarting.look(own, &answers, now);
+        let address = self.address(node);
+        match step {
+            RollingStep::Rest => {}
+            RollingStep::Leave(name) => return Some(name),
+            RollingStep::Learn(later) => self.order(node, &address, RecoveryAsk::Rolling(later)),
+            RollingStep::Restart { address, drain_ms } => self.order(node, &address, RecoveryAsk::Restart { drain_ms }),
+            RollingStep::Spread(next) => {
+                self.story.say(self.now, &name(node), || format!("rolling restart: {:?} {}", next.phase, next.done));
+                for address in answers.into_keys() {
+                    self.order(node, &address, RecoveryAsk::Rolling(next.clone()));
+                }
+            }
+        }
+        None
+    }
+
+    /// Asks a node for something whose answer does not matter.
+    fn order(&mut self, node: usize, address: &str, ask: RecoveryAsk) {
+        let body = RequestBody::Recovery(Box::new(ask));
+        self.ask_node(node, IGNORED, address, body, Duration::from_secs(3));
     }
 
     /// Passes an answer to the steward.
@@ -53,7 +95,10 @@ impl World {
                 StewardAsk::Node { question, address, body, within } => {
                     self.ask_node(node, question, &address, body, within)
                 }
-                StewardAsk::Content { question, .. } => self.own_later(node, PLAN, Own::SameContent(question)),
+                StewardAsk::Content { question, address, .. } => {
+                    let result = self.content_at(node, &address);
+                    self.own_later(node, PLAN, Own::SameContent(question, result));
+                }
                 StewardAsk::Plan { question, desired, stay } => {
                     let planned = replan(&desired, &stay, &self.sizes);
                     let planned = planned.map_err(|reason| FaultKind::TopologyInvalid { reason });
@@ -66,6 +111,19 @@ impl World {
             process.asked.clear();
             let wait = process.steward.wait();
             self.own_later(node, wait, Own::Look);
+        }
+    }
+
+    /// Whether the node at an address holds the weights of the topology.
+    fn content_at(&self, from: usize, address: &str) -> Result<(), Fault> {
+        let fails =
+            |reason: &str| Fault::new(address, FaultKind::ModelInvalid { model: "".into(), reason: reason.into() });
+        match self.index_of(address) {
+            Some(to) if from != to && self.is_unreachable(from, to) => Err(fails("it does not answer")),
+            Some(to) if self.machines[to].process.is_none() => Err(fails("it does not answer")),
+            Some(to) if self.machines[to].has_other_file => Err(fails("it has other weights")),
+            Some(_) => Ok(()),
+            None => Err(fails("it does not answer")),
         }
     }
 

@@ -4,6 +4,7 @@ use common::{
     chat::FinishReason,
     fault::{Fault, FaultKind},
     latency::RequestTimes,
+    planted::{Planted, is_planted},
     sampling::{SCORES_MAX, SamplingParameters},
     units::Nanoseconds,
 };
@@ -20,13 +21,14 @@ use crate::{
 };
 
 /// The reason to refuse a request that exceeds the limits; `None` if it fits.
-fn refusal(limits: &Limits, prompt: &[u32], resumed: &[u32]) -> Option<FaultKind> {
+pub fn refusal(limits: &Limits, prompt: &[u32], resumed: &[u32]) -> Option<FaultKind> {
     let (context, most) = (limits.context_length, limits.vocabulary_length);
     if prompt.is_empty() {
         return Some(FaultKind::PromptEmpty);
     }
     // A complete answer whose end was lost is one token longer than the context: its last token was never fed.
     let is_full = !resumed.is_empty() && prompt.len() + resumed.len() == context + 1;
+    let is_full = is_full && !is_planted(Planted::FullAnswerRefused);
     let tokens = if is_full { context } else { prompt.len() + resumed.len() };
     if tokens > context {
         return Some(FaultKind::PromptTooLong { tokens: tokens as u32, context: context as u32 });

@@ -1,6 +1,6 @@
 //! The head: accepts requests, schedules steps and reports the progress of each request. In a single-stage replica it
 //! samples, too; otherwise it runs the next steps while earlier ones are in flight in the later stages.
-mod admission;
+pub mod admission;
 mod drafting;
 mod loads;
 mod prompts;

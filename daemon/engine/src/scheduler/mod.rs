@@ -1,7 +1,12 @@
 //! The head's scheduler: assigns slots and KV blocks to requests and composes each step. Pure.
 use std::collections::VecDeque;
 
-use common::{ids::Slot, limits::KV_BLOCK_LENGTH, units::Nanoseconds};
+use common::{
+    ids::Slot,
+    limits::KV_BLOCK_LENGTH,
+    planted::{Planted, is_planted},
+    units::Nanoseconds,
+};
 use smallvec::SmallVec;
 use telemetry::KvUse;
 use topology::layout::STEP_TOKENS_MAX;
@@ -166,6 +171,9 @@ impl Scheduler {
 
     /// Removes a request, running or waiting; its slot is closed with the next plan.
     pub fn end(&mut self, key: RequestKey) {
+        if is_planted(Planted::CancelIgnored) {
+            return;
+        }
         self.waiting.retain(|request| request.key != key);
         self.awaited.retain(|(known, _)| *known != key);
         self.awaited_prompts.retain(|awaited| awaited.key != key);
@@ -183,7 +191,9 @@ impl Scheduler {
             if self.states.is_used() && self.blocks.shares() && is_open && running.followed > 0 {
                 self.states.save(Slot(index as u16), &running.tokens[..running.followed]);
             }
-            self.blocks.release(running.table, &running.tokens[..computed]);
+            if !is_planted(Planted::BlocksLeak) {
+                self.blocks.release(running.table, &running.tokens[..computed]);
+            }
             // Only a sequence that the ranks have opened is closed there.
             self.closed.extend(is_open.then_some(Slot(index as u16)));
         }
@@ -198,13 +208,6 @@ impl Scheduler {
         running.tokens.push(token);
         if self.speculation.accept(&mut running.drafts, token) {
             running.fed += 1;
-        }
-    }
-
-    /// Records that the log probabilities of `rows` positions of a prompt arrived.
-    pub fn scored(&mut self, slot: Slot, rows: usize) {
-        if let Some(running) = self.slots.get_mut(slot.index()).and_then(Option::as_mut) {
-            running.unscored = running.unscored.saturating_sub(rows);
         }
     }
 

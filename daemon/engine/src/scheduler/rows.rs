@@ -1,4 +1,5 @@
 //! How many rows of answers a step may have, speculative ones included.
+use common::ids::Slot;
 use topology::layout::PIPELINE_ROWS;
 
 use super::Scheduler;
@@ -16,5 +17,12 @@ impl Scheduler {
         let most = if self.turns > 1 { PIPELINE_ROWS } else { ROWS_MAX };
         let rows = if prompts > 0 { (ROWS_MAX - prompts.min(ROWS_MAX)).min(most / 2) } else { most };
         rows.min(self.step_tokens.saturating_sub(prompt_tokens))
+    }
+
+    /// Records that the log probabilities of `rows` positions of a prompt arrived.
+    pub fn scored(&mut self, slot: Slot, rows: usize) {
+        if let Some(running) = self.slots.get_mut(slot.index()).and_then(Option::as_mut) {
+            running.unscored = running.unscored.saturating_sub(rows);
+        }
     }
 }

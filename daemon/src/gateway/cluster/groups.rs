@@ -6,37 +6,91 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::ids::{Epoch, ModelRoots, TopologyHash};
+use common::{
+    ids::{Epoch, ModelRoots, TopologyHash},
+    planted::{Planted, is_planted},
+};
+use protocol::recovery::Committed;
 use telemetry::{NodeReport, NodeState, window::Window};
-use topology::Topology;
+use topology::{Exclusion, Member, Topology};
+
+use crate::gateway::route::Replica;
 
 /// A topology that served within this time is expected back: restarted nodes restore it by themselves.
 pub(super) const LATELY: Duration = Duration::from_secs(60);
 
 /// Nodes with a common topology.
 #[derive(Debug)]
-pub(super) struct Group {
-    pub(super) epoch: Epoch,
-    pub(super) hash: TopologyHash,
-    pub(super) topology: Arc<Topology>,
+pub struct Group {
+    /// Its epoch.
+    pub epoch: Epoch,
+    /// The topology's hash.
+    pub hash: TopologyHash,
+    /// The topology.
+    pub topology: Arc<Topology>,
     /// When the gateway first saw it, in seconds since 1970.
-    pub(super) since: u64,
+    pub since: u64,
     /// When a node last reported that it serves it.
-    pub(super) served: Option<Instant>,
+    pub served: Option<Instant>,
     /// When one of its heads last reported requests, or it was first seen.
-    pub(super) used: Option<Instant>,
+    pub used: Option<Instant>,
     /// Recent steps of its nodes, by address.
-    pub(super) windows: BTreeMap<String, Window>,
+    pub windows: BTreeMap<String, Window>,
+}
+
+/// Latest report of one node.
+#[derive(Clone, Debug)]
+pub struct LatestReport {
+    /// The report.
+    pub report: Arc<NodeReport>,
+    /// When it arrived.
+    pub at: Instant,
 }
 
 impl Group {
+    /// Its replicas according to the latest reports by address, and the nodes that an operator cordoned, of replicas
+    /// that would otherwise serve. A report older than `patience` counts as none.
+    pub fn replicas(
+        &self,
+        reports: &BTreeMap<String, LatestReport>,
+        patience: Duration,
+        now: Instant,
+    ) -> (Vec<Replica>, Vec<Exclusion>) {
+        let topology = &self.topology;
+        let (mut replicas, mut cordons) = (Vec::new(), Vec::new());
+        for index in topology.layout.heads() {
+            let head = &topology.members[index.index()];
+            let seen = reports.get(&head.address);
+            let takes = seen.is_some_and(|seen| {
+                let is_in = seen.report.topology.as_ref().is_some_and(|(_, own, _)| *own == self.hash);
+                let is_new = now.saturating_duration_since(seen.at) < patience;
+                // The output of a paced node must not reach a client as an answer.
+                is_new && is_in && seen.report.state.serves() && !seen.report.is_paced()
+            });
+            let entry = |member: &Member| seen?.report.exclusions.of(&member.name, &member.address);
+            let members = topology.replica(topology.place(index).replica);
+            let cordon = members.iter().find_map(entry).filter(|entry| takes && entry.is_cordon);
+            cordons.extend(cordon.cloned());
+            replicas.push(Replica {
+                head: head.address.clone(),
+                name: head.name.clone(),
+                slots: u32::from(topology.slots),
+                requests: seen.map_or(0, |seen| seen.report.requests),
+                at: seen.map_or(now, |seen| seen.at),
+                is_serving: takes && cordon.is_none(),
+            });
+        }
+        (replicas, cordons)
+    }
+
     /// A group that was not seen before, at `since` seconds since 1970.
-    pub(super) fn new(epoch: Epoch, topology: Topology, since: u64) -> Self {
+    pub fn new(epoch: Epoch, topology: Topology, since: u64) -> Self {
         let (hash, topology) = (topology.hash(), Arc::new(topology));
         Self { epoch, hash, topology, since, served: None, used: None, windows: BTreeMap::new() }
     }
 
-    fn has_served_lately(&self, now: Instant) -> bool {
+    /// Whether it served a short time ago: then waiting for a restarting node is worthwhile.
+    pub fn has_served_lately(&self, now: Instant) -> bool {
         self.served.is_some_and(|served| now.saturating_duration_since(served) < LATELY)
     }
 
@@ -54,11 +108,19 @@ impl Group {
 
 /// All known groups, in the order in which they were found.
 #[derive(Debug, Default)]
-pub(super) struct Groups(pub(super) Vec<Group>);
+pub struct Groups(pub Vec<Group>);
 
 impl Groups {
+    /// Expects a topology from before this start to come back: until reports differ, requests wait for it.
+    pub fn expect(&mut self, Committed { epoch, topology, .. }: Committed, now: Instant, since: u64) {
+        if is_planted(Planted::ForgetsExpected) {
+            return;
+        }
+        self.0.push(Group { served: Some(now), ..Group::new(epoch, topology, since) });
+    }
+
     /// Processes a report. A later topology replaces those whose nodes it takes; `since` is the time in seconds since 1970.
-    pub(super) fn learn(&mut self, report: &NodeReport, now: Instant, since: u64) {
+    pub fn learn(&mut self, report: &NodeReport, now: Instant, since: u64) {
         let topology = report.topology.as_ref().map(|(topology, ..)| topology).or(report.expected.as_deref());
         if let Some((_, hash)) = report.unloaded.filter(|_| topology.is_none()) {
             self.0.retain(|group| group.hash != hash);
@@ -88,7 +150,7 @@ impl Groups {
     }
 
     /// The groups of each model, those that were found first at the front.
-    pub(super) fn by_model(&self) -> Vec<Vec<&Group>> {
+    pub fn by_model(&self) -> Vec<Vec<&Group>> {
         let mut models: Vec<Vec<&Group>> = Vec::new();
         for group in &self.0 {
             let roots = group.topology.roots();
@@ -104,7 +166,7 @@ impl Groups {
     }
 
     /// The groups that serve this model.
-    pub(super) fn of(&self, roots: &ModelRoots) -> Vec<&Group> {
+    pub fn of(&self, roots: &ModelRoots) -> Vec<&Group> {
         self.0.iter().filter(|group| !group.topology.roots().differs(roots)).collect()
     }
 }

@@ -1,7 +1,7 @@
 //! The gateway's view of the nodes: a session with each relevant node, and its latest report. Models and replicas come
 //! from the running topologies.
 mod following;
-mod groups;
+pub mod groups;
 #[cfg(test)]
 mod tests;
 
@@ -19,26 +19,19 @@ use protocol::{
     address::is_address, handshake::Identity, message::ResponseBody, models::is_named, recovery::Committed,
 };
 use telemetry::{
-    NodeReport, NodeState,
+    NodeReport,
     window::{Culprits, Window, culprits},
 };
 use tokio::{sync::Notify, time::timeout};
-use topology::{Exclusion, Member, Topology};
+use topology::{Exclusion, Topology};
 
+pub(super) use self::groups::LatestReport;
 use self::groups::{Group, Groups, LATELY};
-use super::error::ApiError;
+pub(super) use super::route::Replica;
+use super::{error::ApiError, queues::GRACE};
 
-/// How long a request waits if nothing serves: a new assignment is visible only with the next report.
-pub(super) const GRACE: Duration = Duration::from_millis(600);
 /// Age limit of reports and windows for finding stragglers and slow hops.
 const FRESH: Duration = Duration::from_secs(5);
-
-/// Latest report of one node.
-#[derive(Clone, Debug)]
-pub(super) struct LatestReport {
-    pub(super) report: Arc<NodeReport>,
-    pub(super) at: Instant,
-}
 
 /// A node of the cluster, whether it answers or not.
 #[derive(Clone, Debug)]
@@ -51,23 +44,6 @@ pub(super) struct KnownNode {
     pub(super) seen: Option<LatestReport>,
     /// Since when it does not answer.
     pub(super) away: Option<Instant>,
-}
-
-/// One replica of a running topology.
-#[derive(Clone, Debug)]
-pub(super) struct Replica {
-    /// `ADDRESS:PORT` of its head.
-    pub(super) head: String,
-    /// The head's name.
-    pub(super) name: String,
-    /// Number of concurrent requests.
-    pub(super) slots: u32,
-    /// Requests that run and wait, from the head's latest report.
-    pub(super) requests: u32,
-    /// Time of that report.
-    pub(super) at: Instant,
-    /// Whether it takes requests.
-    pub(super) is_serving: bool,
 }
 
 /// A model, and the replicas that serve it.
@@ -161,10 +137,9 @@ impl Cluster {
     }
 
     /// Expects this node's topology from before its restart to come back: until reports differ, requests wait for it.
-    pub(super) fn expect(&mut self, Committed { epoch, topology, .. }: Committed) {
+    pub(super) fn expect(&mut self, committed: Committed) {
         let known = self.known.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let group = Group::new(epoch, topology, seconds_since_1970());
-        known.groups.0.push(Group { served: Some(Instant::now()), ..group });
+        known.groups.expect(committed, Instant::now(), seconds_since_1970());
     }
 
     fn known(&self) -> MutexGuard<'_, KnownCluster> {
@@ -406,35 +381,13 @@ impl Cluster {
             used: groups.iter().filter_map(|group| group.used).max(),
             cordons: Vec::new(),
         };
-        groups.iter().for_each(|group| self.add_replicas(known, group, &mut model));
-        Some(model)
-    }
-
-    fn add_replicas(&self, known: &KnownCluster, group: &Group, model: &mut ServedModel) {
-        let (topology, patience) = (&group.topology, self.silent.max(Duration::from_secs(1)));
-        for index in topology.layout.heads() {
-            let head = &topology.members[index.index()];
-            let seen = known.nodes.get(&head.address);
-            let takes = |seen: &&LatestReport| {
-                let is_in = seen.report.topology.as_ref().is_some_and(|(_, own, _)| *own == group.hash);
-                let serves = matches!(seen.report.state, NodeState::Ready | NodeState::Serving);
-                // The output of a paced node must not reach a client as an answer.
-                is_in && serves && !seen.report.is_paced()
-            };
-            let takes = seen.filter(|seen| seen.at.elapsed() < patience).as_ref().is_some_and(takes);
-            let entry = |member: &Member| seen?.report.exclusions.of(&member.name, &member.address);
-            let members = topology.replica(topology.place(index).replica);
-            let cordon = members.iter().find_map(entry).filter(|entry| takes && entry.is_cordon);
-            model.cordons.extend(cordon.cloned());
-            model.replicas.push(Replica {
-                head: head.address.clone(),
-                name: head.name.clone(),
-                slots: u32::from(topology.slots),
-                requests: seen.map_or(0, |seen| seen.report.requests),
-                at: seen.map_or_else(Instant::now, |seen| seen.at),
-                is_serving: takes && cordon.is_none(),
-            });
+        let patience = self.silent.max(Duration::from_secs(1));
+        for group in groups {
+            let (replicas, cordons) = group.replicas(&known.nodes, patience, Instant::now());
+            model.replicas.extend(replicas);
+            model.cordons.extend(cordons);
         }
+        Some(model)
     }
 }
 

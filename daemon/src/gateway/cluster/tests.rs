@@ -1,5 +1,6 @@
 //! Groups and models from reports, without nodes.
 use common::ids::{MemberIndex, ModelIdentity};
+use telemetry::NodeState;
 use topology::Layout;
 
 use super::*;

@@ -2,14 +2,17 @@
 //! if one fails.
 use std::{collections::BTreeMap, time::Duration};
 
-use common::{fault::Fault, ids::MemberIndex};
+use common::{
+    fault::Fault,
+    ids::MemberIndex,
+    planted::{Planted, is_planted},
+};
 use protocol::{
     message::{Prepare, Previous, RequestBody, ResponseBody},
     recovery::Committed,
 };
 
 use super::{ANSWER, Doing, Question, Reply, Steward, StewardAsk, View, unexpected};
-use crate::node::planted::{Planted, is_planted};
 
 /// Longest time without progress of a load.
 const PREPARE: Duration = Duration::from_secs(60);
@@ -43,7 +46,8 @@ impl Steward {
     /// Starts to bring up a topology on a unit: all members of a replica, or all members.
     pub(super) fn bring(&mut self, base: Committed, views: &[View], unit: &[MemberIndex]) -> Vec<StewardAsk> {
         let unit = unit.iter().map(|member| (*member, views[member.index()].address.clone())).collect();
-        let first = if base.topology.content.is_some() { BringStage::Content } else { BringStage::Prepare };
+        let has_content = base.topology.content.is_some() && !is_planted(Planted::ContentUnchecked);
+        let first = if has_content { BringStage::Content } else { BringStage::Prepare };
         let bring = Bring { base, unit, stage: first, waiting: BTreeMap::new(), result: Ok(()) };
         self.bring_stage(Box::new(bring), first)
     }

@@ -2,17 +2,17 @@
 //! proposes another one on the remaining members. Pure: uses only the members' latest standings.
 use std::time::Duration;
 
-use common::ids::MemberIndex;
+use common::{
+    ids::MemberIndex,
+    planted::{Planted, is_planted},
+};
 use protocol::recovery::Committed;
 use telemetry::NodeState;
 use topology::{Exclusions, Role};
 
 use super::view::AWAY;
+use crate::node::quorum::majority;
 use crate::node::steward::view::View;
-use crate::node::{
-    planted::{Planted, is_planted},
-    quorum::majority,
-};
 
 /// Rules for a decision.
 #[derive(Clone, Copy, Debug)]

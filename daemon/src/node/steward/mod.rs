@@ -9,6 +9,7 @@ mod change;
 mod decide;
 mod learn;
 mod propose;
+pub mod rolling;
 mod shape;
 mod unload;
 mod view;
@@ -18,6 +19,7 @@ use std::{collections::BTreeMap, time::Duration};
 use common::{
     fault::{Fault, FaultKind},
     ids::MemberIndex,
+    planted::{Planted, is_planted},
 };
 use protocol::{
     message::{RequestBody, ResponseBody},
@@ -467,7 +469,7 @@ impl Steward {
             Err(fault) => {
                 tracing::warn!("cannot bring the topology back yet: {fault}");
                 self.next = self.now + self.pause;
-                self.pause = (self.pause * 2).min(PAUSE_MAX);
+                self.pause = (self.pause * 2).min(if is_planted(Planted::PauseUnbounded) { LONG } else { PAUSE_MAX });
             }
         }
     }

@@ -104,6 +104,11 @@ pub(super) struct Propose {
 }
 
 impl Steward {
+    /// Whether it holds a vote, or loads what was decided.
+    pub fn is_voting(&self) -> bool {
+        matches!(self.doing, Doing::Propose(_))
+    }
+
     /// Starts a vote.
     pub(super) fn propose(&mut self, proposal: Proposal) -> Vec<StewardAsk> {
         let question = self.question();

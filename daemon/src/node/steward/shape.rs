@@ -3,7 +3,12 @@
 //! it restarts.
 use std::time::Duration;
 
-use common::{fault::Fault, ids::Epoch, units::Bytes};
+use common::{
+    fault::Fault,
+    ids::Epoch,
+    planted::{Planted, is_planted},
+    units::Bytes,
+};
 use protocol::recovery::Committed;
 use telemetry::NodeState;
 use topology::{Exclusions, Member};
@@ -160,5 +165,5 @@ fn is_back(member: &Member, view: &View, seen: Epoch, list: &Exclusions) -> bool
         let was_away = entry.reason.as_ref().is_some_and(|reason| reason.starts_with(AWAY));
         entry.is_cordon || (entry.by.ends_with(BY_ITSELF) && was_away)
     });
-    is_free && is_in
+    is_free && is_in && !is_planted(Planted::NeverReturns)
 }

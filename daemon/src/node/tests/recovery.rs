@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 use common::{
     fault::{FaultKind, Loss},
     ids::{Epoch, MemberIndex, Rank, RequestId, TopologyHash},
+    planted::{Planted, plant},
     units::Bytes,
 };
 use protocol::{
@@ -17,7 +18,6 @@ use crate::node::effect::{AssignmentEffect, DiskEffect, Effect, EngineEffect, Pe
 use crate::node::{
     event::{Event, ExclusionsKept, Record, ReplyTo, SessionId},
     machine::{Node, NodeInit, Patience},
-    planted::{Planted, plant},
     quorum::{Acceptor, VoteGap},
     tests::{CONSOLE, OTHER, ask, failure, generate, running, topology},
 };

@@ -4,6 +4,7 @@ use std::time::Duration;
 use common::{
     fault::{Fault, FaultKind},
     ids::{Epoch, MemberIndex},
+    planted::{Planted, plant},
     units::Bytes,
 };
 use protocol::{
@@ -14,10 +15,7 @@ use telemetry::NodeState;
 use topology::{Exclusions, Layout};
 
 use crate::config::Recovery;
-use crate::node::{
-    planted::{Planted, plant},
-    steward::{Decision, Reply, Rules, Steward, StewardAsk, StewardSettings, View, decide},
-};
+use crate::node::steward::{Decision, Reply, Rules, Steward, StewardAsk, StewardSettings, View, decide};
 
 pub(super) const RULES: Rules = Rules { exclude_after: Some(Duration::from_secs(60)), witness: None };
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use common::ids::{Epoch, RequestId, TopologyHash};
-use daemon::node::{SessionId, quorum::majority};
+use daemon::node::{BoundedSize, SessionId, quorum::majority};
 use protocol::{
     message::{Request, RequestBody, ResponseBody},
     recovery::{Ballot, Committed, RecoveryAnswer, RecoveryAsk, Vote, VoteReply},
@@ -33,11 +33,20 @@ pub(crate) struct Told {
     chosen: BTreeMap<RunName, RunName>,
     /// Number of decided votes.
     pub(crate) decisions: u32,
+    /// The epoch that each node holds.
+    held: BTreeMap<usize, Epoch>,
+    /// Requests that have ended, by session and request.
+    ended: BTreeSet<(u64, RequestId)>,
 }
 
 impl Told {
     pub(crate) fn begin(&mut self, committed: &Committed) {
         self.epochs.insert(committed.epoch, committed.topology.hash());
+    }
+
+    /// A daemon starts: it may have lost a record that was not yet on its disk.
+    pub(crate) fn forget_epoch(&mut self, node: usize) {
+        self.held.remove(&node);
     }
 }
 
@@ -59,9 +68,21 @@ impl World {
     /// Checks the topology that a node holds, after each of its events.
     pub(crate) fn check_node(&mut self, node: usize) {
         let Some(process) = &self.machines[node].process else { return };
-        if let Some(committed) = process.node.committed().cloned() {
-            self.check_committed(node, &committed);
+        let unsynced = process.writes.is_empty() && process.node.exclusions() != self.machines[node].disk.exclusions();
+        let full = process.node.sizes().into_iter().find(|size| size.count > size.most);
+        let committed = process.node.committed().cloned();
+        if unsynced {
+            self.violate(format!("{} acts on a list of exclusions that is not on its disk", name(node)));
         }
+        if let Some(BoundedSize { what, count, most }) = full {
+            self.violate(format!("{} has {count} {what}, the bound is {most}", name(node)));
+        }
+        let Some(committed) = committed else { return };
+        let before = self.told.held.insert(node, committed.epoch).unwrap_or_default();
+        if before > committed.epoch {
+            self.violate(format!("{} goes from epoch {before} back to {}", name(node), committed.epoch));
+        }
+        self.check_committed(node, &committed);
     }
 
     /// Called when an engine starts; its epoch must not be below one that the node has seen.
@@ -90,6 +111,12 @@ impl World {
     pub(crate) fn check_step(&mut self, node: usize) {
         let Some(process) = &self.machines[node].process else { return };
         let Some(run) = &process.run else { return };
+        let replica = run.topology.replica(run.topology.place(run.member).replica);
+        let out = replica.iter().find(|member| self.named(&member.name).is_some_and(|node| self.out.contains(&node)));
+        if let Some(member) = out {
+            let member = member.name.clone();
+            return self.violate(format!("{} computes with {member}, which an operator has excluded", name(node)));
+        }
         let held = process.node.committed().map(Committed::name);
         // Until the new assignment is on disk, the previous engine continues.
         let is_right = if process.node.state() == NodeState::Connecting {
@@ -113,6 +140,13 @@ impl World {
 
     /// Called when a node answers: a promise must be on its disk and must not break an earlier one.
     pub(crate) fn check_response(&mut self, node: usize, session: SessionId, id: RequestId, body: &ResponseBody) {
+        let is_end = matches!(body, ResponseBody::Finished(_) | ResponseBody::Failed(_));
+        if self.told.ended.contains(&(session.0, id)) && (is_end || matches!(body, ResponseBody::Token(_))) {
+            self.violate(format!("{} answers request {id} of session {} after its end", name(node), session.0));
+        }
+        if is_end {
+            self.told.ended.insert((session.0, id));
+        }
         let ResponseBody::Recovery(RecoveryAnswer::Vote(ruling)) = body else { return };
         let Some(vote) = self.told.votes.remove(&(session.0, id)) else { return };
         let base = name_of(&vote.base);
@@ -160,7 +194,7 @@ impl World {
         let Some(latest) = held.max_by_key(|committed| committed.epoch) else { return Vec::new() };
         let mut away = Vec::new();
         for member in &latest.topology.members {
-            let node = self.index_of(&member.address).and_then(|node| self.machines[node].process.as_ref());
+            let node = self.named(&member.name).and_then(|node| self.machines[node].process.as_ref());
             let Some(process) = node else {
                 away.push(format!("{} is down", member.name));
                 continue;
@@ -174,6 +208,14 @@ impl World {
             }
         }
         away
+    }
+
+    /// Whether the latest topology is the one that an operator asked for, or a node is excluded.
+    pub(crate) fn is_desired(&self) -> bool {
+        let nodes = || self.machines.iter().filter_map(|machine| Some(&machine.process.as_ref()?.node));
+        let latest = nodes().filter_map(|node| node.committed()).max_by_key(|committed| committed.epoch);
+        let is_excluded = nodes().any(|node| node.exclusions().out().any(|entry| entry.by == "op@console"));
+        is_excluded || latest.is_none_or(|latest| latest.desired.is_none())
     }
 
     /// Requests that have not ended.

@@ -1,26 +1,27 @@
 //! The machines of a simulated cluster, a heap of events in virtual time, and the handling of the events.
 mod checks;
-mod gateway;
+pub(super) mod consoles;
+pub(super) mod gateway;
+mod lives;
 mod ranks;
 pub(super) mod votes;
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, BinaryHeap, VecDeque},
+    collections::{BTreeSet, BinaryHeap},
     time::Duration,
 };
 
 use common::{
-    fault::{FaultKind, Loss},
-    ids::RequestId,
+    fault::{Fault, FaultKind, Loss},
+    ids::{Epoch, RequestId},
 };
 use daemon::{
-    config::{Liveness, Recovery},
+    config::Liveness,
     node::{
-        Node, SessionId,
+        SessionId,
         event::Event as NodeEvent,
-        machine::Patience,
-        steward::{Question, Reply, Steward, StewardSettings},
+        steward::{Question, Reply},
     },
 };
 use protocol::{
@@ -31,12 +32,18 @@ use telemetry::NodeState;
 use topology::{Topology, sizes::ModelSizes};
 
 use super::{
+    coverage::Coverage,
     disk::Disk,
     faults::TimedFault,
     network::{Arrival, End, Network, Packet},
     process::{Input, Process},
     story::Story,
-    world::{checks::Told, gateway::Asked, votes::VoteScript},
+    world::{
+        checks::Told,
+        consoles::{Command, Console},
+        gateway::{Asked, Gateway},
+        votes::VoteScript,
+    },
 };
 use crate::random::Random;
 
@@ -45,6 +52,10 @@ pub(crate) const LIVENESS: Liveness =
     Liveness { heartbeat: Duration::from_millis(250), silent: Duration::from_secs(2), stall: Duration::from_secs(10) };
 /// Interval at which a driver checks its clock; 50 ms in the daemon.
 const TICK: Duration = Duration::from_millis(250);
+/// Interval of backups of all state folders.
+const BACK_UP: Duration = Duration::from_secs(20);
+/// How much later a slow daemon handles an event.
+const SLOWNESS: Duration = Duration::from_millis(60);
 
 /// An event in one daemon.
 #[derive(Debug)]
@@ -55,7 +66,7 @@ pub(crate) enum Own {
     Overdue(u64, RequestId),
     Unreachable(Question),
     Planned(Question, Box<Result<Topology, FaultKind>>),
-    SameContent(Question),
+    SameContent(Question, Result<(), Fault>),
     Loaded(u64),
     LinksOverdue(u64),
     DialFailed(u64),
@@ -70,11 +81,24 @@ pub(crate) enum Own {
 pub(crate) enum Event {
     /// An event in a daemon, valid only for the given life.
     Own(End, Own),
+    /// Like `Own`, in a slow daemon that has come to it.
+    Slowed(End, Own),
     /// A packet for the gateway.
-    Gateway(u64, Packet),
-    /// A fault begins, or ends.
+    Client(u64, Packet),
+    /// The time of a fault has come, or it has waited for its state for long enough, or it ends.
     Fault(usize),
+    FaultOverdue(usize),
     Mend(usize),
+    /// All disks are copied to their backups.
+    BackUp,
+    /// The nodes report to the gateway.
+    Reports,
+    /// A console has waited for its answers for long enough.
+    ConsoleOverdue(usize, u64),
+    /// A console is killed.
+    ConsoleGone(usize),
+    /// An operator gives a command; whether the console is killed in the middle of it.
+    Command(Box<Command>, bool),
     /// A daemon starts.
     Start(usize, u64),
     /// A request is sent or retried.
@@ -115,6 +139,14 @@ pub(crate) struct Machine {
     pub(crate) deferred: Vec<Own>,
     /// Stays down until a script ends its absence.
     pub(crate) is_away: bool,
+    /// Everything takes longer until then.
+    pub(crate) slow_until: Duration,
+    /// When it has handled its latest event, if it is slow.
+    busy_until: Duration,
+    /// Its model file was replaced by one of the same name with other weights.
+    pub(crate) has_other_file: bool,
+    /// How far its clock is ahead.
+    pub(crate) ahead: Duration,
 }
 
 /// A simulated cluster.
@@ -128,11 +160,26 @@ pub(crate) struct World {
     pub(crate) story: Story,
     pub(crate) sizes: ModelSizes,
     pub(crate) faults: Vec<TimedFault>,
+    /// Faults that wait for the state that they are tied to.
+    pub(crate) tied: Vec<usize>,
+    /// Number of faults that have begun.
+    pub(crate) begun: usize,
+    pub(crate) coverage: Coverage,
+    /// The host number of each machine's address.
+    pub(crate) hosts: Vec<usize>,
     /// End of the latest fault.
     pub(crate) calm: Duration,
     pub(crate) asked: Vec<Asked>,
-    /// Open requests by connection.
-    pub(crate) streams: BTreeMap<u64, usize>,
+    pub(crate) gateway: Gateway,
+    /// The epoch that a restarted gateway expects back, and until when.
+    pub(crate) expects: Option<(Epoch, Duration)>,
+    /// The topology that operators go back to.
+    pub(crate) desired: Topology,
+    pub(crate) consoles: Vec<Console>,
+    /// Number of commands that operators are about to give.
+    pub(crate) commands_due: usize,
+    /// Nodes that operators have excluded.
+    pub(crate) out: BTreeSet<usize>,
     pub(crate) runs: u64,
     exclude_after: Duration,
     witness: Option<String>,
@@ -145,20 +192,35 @@ pub(crate) fn name(node: usize) -> String {
     format!("n{}", node + 1)
 }
 
-/// The address on which a machine listens.
-pub(crate) fn address(node: usize) -> String {
-    format!("10.0.0.{}:9999", node + 1)
+/// The address of a host.
+pub(crate) fn address(host: usize) -> String {
+    format!("10.0.0.{}:9999", host + 1)
+}
+
+impl Machine {
+    fn new(disk: Disk) -> Self {
+        Self {
+            disk,
+            process: None,
+            has_power: true,
+            lives: 0,
+            deferred: Vec::new(),
+            is_away: false,
+            slow_until: Duration::ZERO,
+            busy_until: Duration::ZERO,
+            has_other_file: false,
+            ahead: Duration::ZERO,
+        }
+    }
 }
 
 impl World {
     /// Starts machines that have committed a topology, plus the witness if there is one.
     pub(crate) fn new(seed: u64, committed: &Committed, witness: bool, exclude_after: Duration, story: Story) -> Self {
         let members = committed.topology.members.len();
-        let machine =
-            |disk| Machine { disk, process: None, has_power: true, lives: 0, deferred: Vec::new(), is_away: false };
-        let mut machines: Vec<Machine> = (0..members).map(|_| machine(Disk::of_member(committed))).collect();
+        let mut machines: Vec<Machine> = (0..members).map(|_| Machine::new(Disk::of_member(committed))).collect();
         if witness {
-            machines.push(machine(Disk::default()));
+            machines.push(Machine::new(Disk::default()));
         }
         let sizes = ModelSizes::known("tinyllama-1.1b", topology::sizes::Quantisation::Q8_0);
         let mut world = Self {
@@ -170,9 +232,18 @@ impl World {
             story,
             sizes: sizes.expect("the model is known"),
             faults: Vec::new(),
+            tied: Vec::new(),
+            begun: 0,
+            coverage: Coverage::default(),
+            hosts: (0..machines.len()).collect(),
             calm: Duration::ZERO,
             asked: Vec::new(),
-            streams: BTreeMap::new(),
+            gateway: Gateway::new(),
+            expects: None,
+            desired: committed.topology.clone(),
+            consoles: Vec::new(),
+            commands_due: 0,
+            out: BTreeSet::new(),
             runs: 0,
             exclude_after,
             witness: witness.then(|| address(members)),
@@ -183,6 +254,7 @@ impl World {
         };
         world.told.begin(committed);
         (0..world.machines.len()).for_each(|node| world.start_later(node, Duration::ZERO));
+        world.later(Duration::ZERO, Event::Reports);
         world
     }
 
@@ -211,11 +283,50 @@ impl World {
             self.later(fault.at, Event::Fault(index));
         }
         self.faults = faults;
+        self.later(BACK_UP, Event::BackUp);
+    }
+
+    /// Number of faults that have not begun.
+    pub(crate) fn faults_left(&self) -> usize {
+        self.faults.len() - self.begun
+    }
+
+    fn at_client(&mut self, number: u64, packet: Packet) {
+        let own = self.network.connections.get(&number).map(|connection| connection.ends[0].node);
+        match own.and_then(|own| own.checked_sub(self.gateway_end() + 1)) {
+            Some(console) => self.at_console(console, number, packet),
+            None => self.at_gateway(number, packet),
+        }
+    }
+
+    /// The number of the gateway among the ends of connections: after those of the machines.
+    pub(crate) fn gateway_end(&self) -> usize {
+        self.machines.len()
+    }
+
+    /// Whether an end of a connection is not a machine.
+    pub(crate) fn is_client(&self, node: usize) -> bool {
+        node >= self.machines.len()
+    }
+
+    /// The address on which a machine listens.
+    pub(crate) fn address(&self, node: usize) -> String {
+        address(self.hosts[node])
+    }
+
+    /// The machine of this name.
+    pub(crate) fn named(&self, wanted: &str) -> Option<usize> {
+        (0..self.machines.len()).find(|node| name(*node) == wanted)
+    }
+
+    /// The clock of a machine.
+    pub(crate) fn clock(&self, node: usize) -> Duration {
+        self.now + self.machines[node].ahead
     }
 
     /// The current life of a daemon.
     pub(crate) fn life(&self, node: usize) -> Option<u64> {
-        if node == self.machines.len() {
+        if self.is_client(node) {
             return Some(0);
         }
         Some(self.machines[node].process.as_ref()?.life)
@@ -223,7 +334,7 @@ impl World {
 
     /// Time since a daemon started.
     pub(crate) fn since(&self, node: usize) -> Duration {
-        self.machines[node].process.as_ref().map_or(Duration::ZERO, |process| self.now - process.since)
+        self.machines[node].process.as_ref().map_or(Duration::ZERO, |process| self.clock(node) - process.since)
     }
 
     /// Time of the next event.
@@ -242,15 +353,42 @@ impl World {
         let Some(Reverse(Scheduled(at, _, event))) = self.heap.pop() else { return false };
         self.now = at;
         match event {
-            Event::Own(end, own) => self.own(end, own),
-            Event::Gateway(number, packet) => self.at_gateway(number, packet),
+            Event::Own(end, own) => self.own_if_fast(end, own),
+            Event::Slowed(end, own) => self.own(end, own),
+            Event::Client(number, packet) => self.at_client(number, packet),
+            Event::Reports => self.take_reports(),
+            Event::ConsoleOverdue(index, turn) => self.console_overdue(index, turn),
+            Event::ConsoleGone(index) => self.console_gone(index),
+            Event::Command(command, vanishes) => {
+                self.commands_due -= 1;
+                self.command(*command, vanishes);
+            }
             Event::Fault(index) => self.fault(index),
+            Event::FaultOverdue(index) => self.fault_overdue(index),
             Event::Mend(index) => self.mend(index),
+            Event::BackUp => {
+                self.machines.iter_mut().for_each(|machine| machine.disk.back_up());
+                self.later(BACK_UP, Event::BackUp);
+            }
             Event::Start(node, life) if self.machines[node].lives == life => self.start(node),
             Event::Start(..) => {}
             Event::Ask(index) => self.try_request(index),
         }
+        self.begin_tied();
         true
+    }
+
+    /// A slow daemon handles its events later, but in the same order.
+    fn own_if_fast(&mut self, end: End, own: Own) {
+        let now = self.now;
+        let machine = &mut self.machines[end.node];
+        let is_slow = now < machine.slow_until;
+        if !is_slow && now >= machine.busy_until {
+            return self.own(end, own);
+        }
+        let at = machine.busy_until.max(now + if is_slow { SLOWNESS } else { Duration::ZERO });
+        machine.busy_until = at;
+        self.later(at - now, Event::Slowed(end, own));
     }
 
     pub(crate) fn own(&mut self, end: End, own: Own) {
@@ -283,7 +421,7 @@ impl World {
             Own::Overdue(number, id) => self.overdue(node, number, id),
             Own::Unreachable(question) => self.unreachable(node, question),
             Own::Planned(question, planned) => self.hear(node, question, Reply::Plan(*planned)),
-            Own::SameContent(question) => self.hear(node, question, Reply::Content(Ok(()))),
+            Own::SameContent(question, result) => self.hear(node, question, Reply::Content(result)),
             Own::Loaded(attempt) => self.loaded(node, attempt),
             Own::LinksOverdue(attempt) => self.links_overdue(node, attempt),
             Own::DialFailed(attempt) => self.dial_failed(node, attempt),
@@ -340,89 +478,10 @@ impl World {
 
     pub(crate) fn schedule(&mut self, Arrival { at, connection, end, packet }: Arrival) {
         let Some(to) = self.network.connections.get(&connection).map(|one| one.ends[end]) else { return };
-        let event = match to.node == self.machines.len() {
-            true => Event::Gateway(connection, packet),
+        let event = match self.is_client(to.node) {
+            true => Event::Client(connection, packet),
             false => Event::Own(to, Own::Arrives(connection, end, packet)),
         };
         self.later(at.saturating_sub(self.now), event);
-    }
-
-    fn start(&mut self, node: usize) {
-        let machine = &mut self.machines[node];
-        if machine.process.is_some() || machine.is_away {
-            return;
-        }
-        machine.has_power = true;
-        let witness = self.witness.clone().filter(|own| *own != address(node));
-        let patience = Patience { lease: Duration::from_secs(60), drain: Duration::from_secs(20) };
-        let recovery = Recovery {
-            enabled: true,
-            exclude_after: Some(self.exclude_after),
-            exclude_slow: None,
-            retry_slow: None,
-            rebalance_after: None,
-            witness: witness.clone(),
-        };
-        let settings = StewardSettings {
-            name: name(node),
-            own: address(node),
-            listen: Some(address(node)),
-            recovery,
-            known: Vec::new(),
-        };
-        let beginning = machine.disk.beginning(&name(node), witness);
-        machine.lives += 1;
-        let life = machine.lives;
-        machine.deferred.clear();
-        machine.process = Some(Process {
-            life,
-            since: self.now,
-            node: Node::new(beginning, patience),
-            inbox: Default::default(),
-            effects: Default::default(),
-            writes: VecDeque::new(),
-            is_stopped: false,
-            steward: Steward::new(settings),
-            sessions: BTreeMap::new(),
-            asked: BTreeMap::new(),
-            requests: 0,
-            attempts: 0,
-            opening: None,
-            run: None,
-            heard: BTreeMap::new(),
-            exits: false,
-        });
-        self.story.say(self.now, &name(node), || "is started".into());
-        let delay = Duration::from_millis(self.random.below(250) as u64);
-        self.own_later(node, delay, Own::Tick);
-        self.own_later(node, delay, Own::Look);
-    }
-
-    /// Ends a daemon: its kernel closes its connections, unless the machine has no power. Returns the connections, each
-    /// with the daemon's end.
-    pub(crate) fn end_process(&mut self, node: usize, says_so: bool) -> Vec<(u64, usize)> {
-        let Some(process) = self.machines[node].process.take() else { return Vec::new() };
-        let end = End { node, life: process.life };
-        if let Some(writing) = process.writes.front() {
-            self.machines[node].disk.cut(&writing.entries, &mut self.random);
-        }
-        self.machines[node].lives += 1;
-        let connections = self.network.of(end);
-        for (number, at) in connections.iter().copied() {
-            if says_so {
-                self.send(number, at, Packet::Closed);
-            } else if let Some(connection) = self.network.connections.get_mut(&number) {
-                connection.is_open[at] = false;
-            }
-        }
-        self.network.sweep();
-        connections
-    }
-
-    /// Kills a daemon; it restarts after a delay.
-    pub(crate) fn kill(&mut self, node: usize, back: Duration) {
-        self.end_process(node, true);
-        self.start_later(node, back);
-        self.calm = self.calm.max(self.now + back);
     }
 }

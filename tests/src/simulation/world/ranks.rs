@@ -1,5 +1,8 @@
-//! Links between ranks, heartbeats on them, and a stub of the engine whose tokens are a function of seed and position.
-use std::{collections::VecDeque, time::Duration};
+//! Links between ranks, heartbeats on them, and the steps of the engines.
+use std::{
+    collections::{BTreeSet, VecDeque},
+    time::Duration,
+};
 
 use common::{
     chat::AnswerForm,
@@ -13,9 +16,9 @@ use daemon::node::{event::Event as NodeEvent, pulse::Peer};
 use daemon::text::AnswerEvent;
 use engine::{RequestKey, port::ReplicaEvent};
 use protocol::message::{Beat, Finished, Generate, TokenEvent};
-use topology::Role;
 
 use crate::simulation::{
+    compute::{Begun, HeadEngine, Sampled},
     network::{End, Packet},
     process::{EngineRun, Input, Linked, Opening, Pair},
     world::{LIVENESS, Own, World, name},
@@ -25,13 +28,10 @@ use crate::simulation::{
 const LINKS: Duration = Duration::from_secs(15);
 /// A dial without an answer fails after this.
 const DIAL: Duration = Duration::from_secs(5);
-/// Duration of a step, which gives each running request one token.
+/// Interval at which a step that cannot be computed is tried again.
 const STEP: Duration = Duration::from_millis(30);
-
-/// The token of a request at a position.
-pub(crate) fn token(seed: u64, position: usize) -> u32 {
-    (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(position as u64 * 0x2545_f491) >> 17) as u32
-}
+/// How much longer a slow rank computes.
+const SLOW: u32 = 8;
 
 impl World {
     pub(crate) fn run_of(&mut self, node: usize) -> Option<&mut EngineRun> {
@@ -43,7 +43,9 @@ impl World {
     }
 
     pub(crate) fn loaded(&mut self, node: usize, attempt: u64) {
+        let has_other_file = self.machines[node].has_other_file;
         if let Some(opening) = self.opening_of(node).filter(|opening| opening.attempt == attempt) {
+            opening.has_other_weights = has_other_file;
             let epoch = opening.epoch;
             self.input(node, Input::Event(NodeEvent::Loaded(epoch, Ok(Bytes(1)))));
         }
@@ -167,10 +169,10 @@ impl World {
             return;
         }
         self.runs += 1;
-        let (number, since) = (self.runs, self.now);
+        let (number, since) = (self.runs, self.clock(node));
         let Some(process) = &mut self.machines[node].process else { return };
         let Some(opening) = process.opening.take() else { return };
-        let Opening { attempt, epoch, hash, topology, member, links, .. } = opening;
+        let Opening { attempt, epoch, hash, topology, member, links, has_other_weights, .. } = opening;
         let replica = topology.place(member).replica;
         let mut run = EngineRun {
             attempt,
@@ -186,8 +188,9 @@ impl World {
             draining: false,
             is_aborted: false,
             progress: 0,
-            requests: Default::default(),
+            engine: None,
             steps: false,
+            has_other_weights,
         };
         for (other, pair) in links {
             let place = run.topology.place(other);
@@ -219,7 +222,7 @@ impl World {
     pub(crate) fn abort(&mut self, node: usize, epoch: Epoch) {
         let Some(run) = self.run_of(node).filter(|run| run.epoch == epoch) else { return };
         run.is_aborted = true;
-        run.requests.clear();
+        run.engine = None;
         // Close the links to other groups, for which this replica is no longer of use.
         let across: Vec<u64> = run.across.values().copied().collect();
         across.into_iter().for_each(|number| self.close(node, number));
@@ -235,12 +238,12 @@ impl World {
 
     /// Runs every heartbeat interval: detects lost peers and sends this rank's heartbeats.
     pub(crate) fn beats(&mut self, node: usize, attempt: u64) {
-        let now = self.now;
+        let now = self.clock(node);
         let Some(run) = self.run_of(node).filter(|run| run.attempt == attempt) else { return };
         let (epoch, since) = (run.epoch, now - run.since);
         let beat = Beat {
             progress: run.progress,
-            busy: !run.requests.is_empty(),
+            busy: run.engine.as_ref().is_some_and(HeadEngine::has_work),
             waiting: true,
             draining: run.draining,
             leaving: false,
@@ -276,7 +279,7 @@ impl World {
         if beat.leaving {
             return self.link_lost(node, number, Loss::Left);
         }
-        let now = self.now;
+        let now = self.clock(node);
         let Some(run) = self.run_of(node) else { return };
         let (epoch, attempt, since) = (run.epoch, run.attempt, now - run.since);
         let found = run.ranks.iter_mut().find(|(_, linked)| linked.pair.control == Some(number) && !linked.is_lost);
@@ -334,13 +337,33 @@ impl World {
     pub(crate) fn submit(&mut self, node: usize, key: RequestKey, generate: &Generate) {
         self.check_submit(node);
         let Some(run) = self.run_of(node).filter(|run| !run.is_aborted) else { return };
-        run.requests.insert(key, (generate.clone(), generate.resumed.clone()));
-        let (epoch, attempt) = (run.epoch, run.attempt);
+        let (epoch, attempt, topology) = (run.epoch, run.attempt, &run.topology);
+        let engine = run.engine.get_or_insert_with(|| HeadEngine::new(topology));
+        let begun = engine.submit(key, generate);
         if !std::mem::replace(&mut run.steps, true) {
-            self.own_later(node, STEP, Own::Step(attempt));
+            self.own_later(node, Duration::ZERO, Own::Step(attempt));
         }
-        let started = AnswerEvent::Started { prompt: vec![1], form: AnswerForm::default() };
-        self.input(node, Input::Run(attempt, NodeEvent::Answer(epoch, key, started)));
+        let mut told = Vec::new();
+        match begun {
+            Begun::Refused(kind) => told.push(AnswerEvent::Refused(Fault::new(name(node), kind))),
+            Begun::Started { prompt, is_over } => {
+                told.push(AnswerEvent::Started { prompt, form: AnswerForm::default() });
+                told.extend(is_over.then(|| finished(FinishReason::Length)));
+            }
+        }
+        for event in told {
+            self.input(node, Input::Run(attempt, NodeEvent::Answer(epoch, key, event)));
+        }
+    }
+
+    /// The engine ends a request.
+    pub(crate) fn cancel(&mut self, node: usize, key: RequestKey) {
+        let Some(run) = self.run_of(node) else { return };
+        let (epoch, attempt) = (run.epoch, run.attempt);
+        if run.engine.as_mut().is_some_and(|engine| engine.cancel(key)) {
+            let event = finished(FinishReason::Cancelled);
+            self.input(node, Input::Run(attempt, NodeEvent::Answer(epoch, key, event)));
+        }
     }
 
     /// The epoch and topology that a machine's rank runs, unless it is aborted or stopped.
@@ -357,12 +380,25 @@ impl World {
         };
         let mut nodes = vec![node];
         nodes.extend(
-            run.ranks.values().filter_map(|linked| self.index_of(&run.topology.members[linked.member.index()].address)),
+            run.ranks.values().filter_map(|linked| self.named(&run.topology.members[linked.member.index()].name)),
         );
         nodes.len() == run.ranks.len() + 1
             && nodes.iter().all(|one| self.running_on(*one) == Some((run.epoch, run.hash)))
             && nodes.iter().all(|one| nodes.iter().all(|two| !self.network.is_cut(*one, *two)))
             && nodes.iter().all(|one| self.has_links(*one))
+    }
+
+    /// Whether a rank of the replica was loaded from another file.
+    fn has_other_weights(&self, node: usize) -> bool {
+        let Some(run) = self.machines[node].process.as_ref().and_then(|process| process.run.as_ref()) else {
+            return false;
+        };
+        let members =
+            run.ranks.values().filter_map(|linked| self.named(&run.topology.members[linked.member.index()].name));
+        members.chain([node]).any(|one| {
+            let process = self.machines[one].process.as_ref();
+            process.and_then(|process| process.run.as_ref()).is_some_and(|run| run.has_other_weights)
+        })
     }
 
     /// Whether all data links of a rank are open at both ends.
@@ -376,41 +412,49 @@ impl World {
         })
     }
 
-    /// Generates one token for every request.
+    /// Ends a step and begins the next one.
     pub(crate) fn step(&mut self, node: usize, attempt: u64) {
-        let can_step = self.can_step(node);
+        let (can_step, is_wrong) = (self.can_step(node), self.has_other_weights(node));
+        let slowness = if self.is_slow(node) { SLOW } else { 1 };
         let Some(run) = self.run_of(node).filter(|run| run.attempt == attempt) else { return };
-        if run.is_aborted || run.requests.is_empty() {
+        let (epoch, roots, is_aborted) = (run.epoch, run.topology.roots(), run.is_aborted);
+        let Some(engine) = run.engine.as_mut().filter(|engine| !is_aborted && engine.has_work()) else {
             run.steps = false;
             return;
+        };
+        if !can_step {
+            return self.own_later(node, STEP, Own::Step(attempt));
         }
-        let mut events = Vec::new();
-        if can_step {
-            run.progress += 1;
-            let slots = usize::from(run.topology.slots);
-            let keys: Vec<RequestKey> = run.requests.keys().copied().take(slots).collect();
-            for key in keys {
-                let Some((generate, tokens)) = run.requests.get_mut(&key) else { continue };
-                let id = token(generate.sampling.seed, tokens.len());
-                tokens.push(id);
-                let token = TokenEvent { id: Some(id), text: "x".into(), logprobs: Vec::new() };
-                events.push((key, AnswerEvent::Token(token)));
-                if tokens.len() >= generate.max_tokens as usize {
-                    run.requests.remove(&key);
-                    let (reason, times) = (FinishReason::Length, RequestTimes::default());
-                    let finished = Finished { reason, times, ranks: Vec::new(), sampling_rounds: 0 };
-                    events.push((key, AnswerEvent::Finished(Box::new(finished))));
-                }
+        run.progress += 1;
+        let sampled = engine.end_step(&roots);
+        let next = engine.begin_step();
+        let left = engine.sizes().into_iter().find(|size| size.count > size.most);
+        if let Some(left) = left {
+            let (what, count) = (left.what, left.count);
+            self.violate(format!("the engine of {} keeps {count} {what}", name(node)));
+        }
+        self.check_step(node);
+        for Sampled { key, id, is_last } in sampled {
+            let token = TokenEvent { id: Some(id ^ u32::from(is_wrong)), text: "x".into(), logprobs: Vec::new() };
+            self.input(node, Input::Run(attempt, NodeEvent::Answer(epoch, key, AnswerEvent::Token(token))));
+            if is_last {
+                let event = finished(FinishReason::Length);
+                self.input(node, Input::Run(attempt, NodeEvent::Answer(epoch, key, event)));
             }
         }
-        let epoch = run.epoch;
-        if can_step {
-            self.check_step(node);
+        match next {
+            Ok(next) => self.own_later(node, next.unwrap_or(STEP) * slowness, Own::Step(attempt)),
+            Err(error) => self.violate(format!("no rank can apply a plan of {}: {error}", name(node))),
         }
-        for (key, event) in events {
-            self.input(node, Input::Run(attempt, NodeEvent::Answer(epoch, key, event)));
-        }
-        self.own_later(node, STEP, Own::Step(attempt));
+    }
+
+    /// Whether a rank of the replica is slow.
+    fn is_slow(&self, node: usize) -> bool {
+        let run = self.machines[node].process.as_ref().and_then(|process| process.run.as_ref());
+        let members = run.into_iter().flat_map(|run| {
+            run.ranks.values().filter_map(|linked| self.named(&run.topology.members[linked.member.index()].name))
+        });
+        members.chain([node]).any(|one| self.now < self.machines[one].slow_until)
     }
 
     /// A link between two machines, for a reset.
@@ -419,21 +463,32 @@ impl World {
         let linked = run
             .ranks
             .values()
-            .find(|linked| self.index_of(&run.topology.members[linked.member.index()].address) == Some(two))?;
+            .find(|linked| self.named(&run.topology.members[linked.member.index()].name) == Some(two))?;
         if is_data { linked.pair.data } else { linked.pair.control }
     }
 
-    /// Whether a node accepts requests.
-    pub(crate) fn is_head(&self, node: usize) -> bool {
-        let run = self.machines[node].process.as_ref().and_then(|process| process.run.as_ref());
-        run.is_some_and(|run| {
-            let place = run.topology.place(run.member);
-            place.is_head() && place.role != Role::Prefill
-        })
+    /// All connections of a machine but the links of engines.
+    pub(crate) fn sessions_of(&self, node: usize) -> Vec<u64> {
+        let mut links: BTreeSet<u64> = BTreeSet::new();
+        for process in self.machines.iter().filter_map(|machine| machine.process.as_ref()) {
+            let opening = process.opening.iter().flat_map(|opening| opening.links.values());
+            let running = process.run.iter().flat_map(|run| run.ranks.values().map(|linked| &linked.pair));
+            links.extend(opening.chain(running).flat_map(|pair| pair.data.iter().chain(&pair.control)));
+            links.extend(process.run.iter().flat_map(|run| run.across.values()));
+        }
+        let open = self.network.connections.iter();
+        open.filter(|(number, one)| one.ends.iter().any(|end| end.node == node) && !links.contains(number))
+            .map(|(number, _)| *number)
+            .collect()
     }
 
     /// This daemon's end of a connection.
     pub(crate) fn own_end(&self, node: usize) -> Option<End> {
         Some(End { node, life: self.life(node)? })
     }
+}
+
+fn finished(reason: FinishReason) -> AnswerEvent {
+    let times = RequestTimes::default();
+    AnswerEvent::Finished(Box::new(Finished { reason, times, ranks: Vec::new(), sampling_rounds: 0 }))
 }

@@ -23,11 +23,11 @@ use tokio::{
 };
 use topology::{Topology, sizes::ModelSizes};
 
-use self::{peers::Peers, rolling::Restarting};
+use self::peers::Peers;
 use super::opening::{self, ModelFile};
 use crate::{
     config::Config,
-    node::steward::{self, Question, Reply, StewardAsk, StewardSettings},
+    node::steward::{self, Question, Reply, StewardAsk, StewardSettings, rolling::Restarting},
 };
 
 /// Driver of the steward's state machine.
@@ -67,7 +67,7 @@ impl StewardDriver {
         loop {
             sleep(machine.wait()).await;
             let Ok(own) = peers.standing(&self.settings.own).await else { continue };
-            let leaves = rolling::look(&self, &mut peers, &own, &mut restarting).await;
+            let leaves = rolling::look(&self, &mut peers, &own, &mut restarting, started.elapsed()).await;
             if self.settings.recovery.enabled {
                 let now = started.elapsed();
                 let asks = match leaves {

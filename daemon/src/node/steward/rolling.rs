@@ -1,0 +1,188 @@
+//! Decides the next step of a rolling restart, whose record the nodes share: one node at a time, the next one when all
+//! members serve again; pauses at the first problem. The driver is the first reachable node of the restart, otherwise of
+//! the topology, that is not being restarted; if it is lost, another one takes over. A node without peers restarts
+//! itself and reads the pending step from its disk. Pure.
+use std::{collections::BTreeMap, time::Duration};
+
+use protocol::recovery::Standing;
+use telemetry::NodeState;
+use topology::{Rolling, Topology, rolling::Phase};
+
+/// Time for a node to restart and for all members to serve again, without its drain. Shards of gigabytes load from SD
+/// cards.
+const STEP: Duration = Duration::from_secs(300);
+/// Interval between two orders to restart.
+const TOLD: Duration = Duration::from_secs(2);
+
+/// The next step of a node that may drive a rolling restart.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RollingStep {
+    /// Nothing to do now.
+    Rest,
+    /// This node learns a later record.
+    Learn(Rolling),
+    /// The nodes that answer learn the next record.
+    Spread(Rolling),
+    /// The node at this address is ordered to restart.
+    Restart {
+        /// Address of the node.
+        address: String,
+        /// Longest drain.
+        drain_ms: u32,
+    },
+    /// The topology continues without this node before that restarts.
+    Leave(String),
+}
+
+/// What the driver of a restart remembers.
+#[derive(Debug, Default)]
+pub struct Restarting {
+    /// The step under way, and since when.
+    step: Option<(u64, Duration)>,
+    /// When the order to restart was last sent to the node.
+    told: Option<Duration>,
+    /// Whether the other members were already requested to continue without the node.
+    has_left: bool,
+}
+
+/// The nodes whose standings decide, by name and address; `None`: no restart is in progress.
+pub fn candidates(own: &Standing) -> Option<Vec<(String, String)>> {
+    let rolling = own.rolling.as_ref().filter(|rolling| rolling.is_running())?;
+    let members = own.committed.iter().flat_map(|committed| &committed.topology.members);
+    let mut candidates = rolling.targets.clone();
+    candidates.extend(members.map(|member| (member.name.clone(), member.address.clone())));
+    Some(candidates)
+}
+
+impl Restarting {
+    /// Decides with the standings of the [`candidates`] that answered, by address; `now` is the time since the daemon
+    /// started.
+    pub fn look(&mut self, own: &Standing, answers: &BTreeMap<String, Standing>, now: Duration) -> RollingStep {
+        let (Some(rolling), Some(candidates)) = (own.rolling.as_ref(), candidates(own)) else {
+            *self = Self::default();
+            return RollingStep::Rest;
+        };
+        let known = answers.values().filter_map(|standing| standing.rolling.as_ref());
+        let later = known.max_by_key(|known| known.revision).filter(|later| later.revision > rolling.revision);
+        if let Some(later) = later {
+            return RollingStep::Learn(later.clone());
+        }
+        let Some((target, address)) = rolling.target() else { return RollingStep::Rest };
+        let mut others = candidates.iter().filter(|(name, _)| name != target);
+        let driver = others.find(|(name, address)| answers.get(address).is_some_and(|one| one.name == *name));
+        if driver.map_or(target, |(name, _)| name) != own.name.as_str() {
+            self.step = None;
+            return RollingStep::Rest;
+        }
+        if self.step.is_none_or(|(revision, _)| revision != rolling.revision) {
+            *self = Self { step: Some((rolling.revision, now)), ..Self::default() };
+        }
+        let view = answers.get(address).filter(|standing| standing.name == *target);
+        let step = self.step_of(rolling, own, view, answers, now);
+        let since = self.step.map_or(Duration::ZERO, |(_, since)| now.saturating_sub(since));
+        let patience = STEP + Duration::from_millis(rolling.drain_ms.into());
+        if matches!(step, RollingStep::Rest | RollingStep::Restart { .. }) && since > patience {
+            let why = why_overdue(rolling, view, is_well(own, answers), patience);
+            return RollingStep::Spread(rolling.in_phase(Phase::Paused(why)));
+        }
+        step
+    }
+
+    fn step_of(
+        &mut self,
+        rolling: &Rolling,
+        own: &Standing,
+        view: Option<&Standing>,
+        answers: &BTreeMap<String, Standing>,
+        now: Duration,
+    ) -> RollingStep {
+        let (Some((target, address)), Some(view)) = (rolling.target(), view) else { return RollingStep::Rest };
+        let is_well = is_well(own, answers).is_ok();
+        match rolling.before {
+            None if is_well && !view.supervised => {
+                let why = format!("{target} cannot be restarted remotely: it does not run under a supervisor");
+                RollingStep::Spread(rolling.in_phase(Phase::Paused(why)))
+            }
+            None if is_well => RollingStep::Spread(rolling.begun(view.instance)),
+            Some(before) if view.instance != before && is_well && !has_left(own, target) => {
+                let took = self.step.map_or(Duration::ZERO, |(_, since)| now.saturating_sub(since));
+                tracing::info!(
+                    "rolling restart: {target} serves again, {} ms after the order to restart",
+                    took.as_millis()
+                );
+                RollingStep::Spread(rolling.advanced())
+            }
+            Some(before) if view.instance == before && view.state != NodeState::Draining => {
+                if !std::mem::replace(&mut self.has_left, true) && is_well {
+                    return RollingStep::Leave(target.to_owned());
+                }
+                if self.told.is_some_and(|told| now.saturating_sub(told) <= TOLD) {
+                    return RollingStep::Rest;
+                }
+                self.told = Some(now);
+                tracing::info!("rolling restart: ordering {target} to restart");
+                RollingStep::Restart { address: address.clone(), drain_ms: rolling.drain_ms }
+            }
+            _ => RollingStep::Rest,
+        }
+    }
+}
+
+/// Why a step takes longer than `patience`; `well` is the first member that does not serve.
+fn why_overdue(rolling: &Rolling, view: Option<&Standing>, well: Result<(), String>, patience: Duration) -> String {
+    let (seconds, target) = (patience.as_secs(), rolling.target().map_or("?", |(name, _)| name));
+    match (well, rolling.before, view) {
+        (Err(why), ..) => format!("{why}, for {seconds} s"),
+        (Ok(()), Some(before), Some(one)) if one.instance != before => {
+            format!(
+                "{target} restarted but is not a member again after {seconds} s; run `console node include {target}`"
+            )
+        }
+        (Ok(()), ..) => format!("{target} has not restarted after {seconds} s"),
+    }
+}
+
+/// Whether the running topology excludes a node that is expected to rejoin.
+fn has_left(own: &Standing, node: &str) -> bool {
+    let is_in = |topology: &Topology| topology.members.iter().any(|member| member.name == node);
+    let left = own.committed.as_ref().is_some_and(|held| is_in(held.desired()) && !is_in(&held.topology));
+    // A node that an operator excluded does not rejoin.
+    left && own.exclusions.out().all(|entry| entry.node != node)
+}
+
+/// Whether all members of the topology serve it; otherwise the first one that does not, and its state.
+fn is_well(own: &Standing, answers: &BTreeMap<String, Standing>) -> Result<(), String> {
+    // The driver need not be a member itself.
+    let all = answers.values().chain([own]).filter_map(|standing| standing.committed.as_ref());
+    let Some(committed) = all.max_by_key(|committed| committed.epoch) else { return Ok(()) };
+    for member in &committed.topology.members {
+        let mut named = answers.values().filter(|standing| standing.name == member.name);
+        match named.next().map(|standing| standing.state) {
+            Some(NodeState::Ready | NodeState::Serving) => {}
+            Some(state) => return Err(format!("{} is {}", member.name, state.name())),
+            None => return Err(format!("{} does not answer", member.name)),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::tests::steward::{base, view};
+
+    #[test]
+    fn pause_names_what_the_target_lacks() {
+        let standing = view(&base(1), 0, NodeState::Idle).standing;
+        let why = |before, well: Result<(), &str>| {
+            let targets = vec![("pi3".into(), "pi3:9999".into())];
+            let (phase, by) = (Phase::Runs, "me".into());
+            let rolling = Rolling { targets, done: 0, before, phase, drain_ms: 0, by, revision: 1 };
+            why_overdue(&rolling, standing.as_ref(), well.map_err(str::to_owned), STEP)
+        };
+        let gone = "pi3 restarted but is not a member again after 300 s; run `console node include pi3`";
+        assert_eq!(why(Some(9), Ok(())), gone, "run 1 answers");
+        assert_eq!(why(Some(1), Ok(())), "pi3 has not restarted after 300 s");
+        assert_eq!(why(Some(9), Err("pi2 is loading")), "pi2 is loading, for 300 s");
+    }
+}
