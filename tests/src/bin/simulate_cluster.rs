@@ -39,6 +39,9 @@ struct Arguments {
     /// Print every step of the history with the first seed
     #[arg(long)]
     tell: bool,
+    /// Number of failing histories to shrink and to tell
+    #[arg(long, default_value_t = 3)]
+    shrink: usize,
     /// Plant bugs and find each: `all`, `today` (five of them, another five each day), or a name
     #[arg(long)]
     planted: Option<String>,
@@ -76,9 +79,6 @@ impl Sums {
     }
 }
 
-/// Histories printed of those that fail.
-const TOLD_MAX: usize = 3;
-
 /// A way to draw a history from a seed.
 type Draw = fn(u64) -> History;
 
@@ -92,7 +92,10 @@ fn work(seeds: &AtomicU64, end: u64, draw: Draw) -> Sums {
         }
         let history = draw(seed);
         let outcome = history.run(false);
-        let failed = outcome.violation.is_some().then_some(seed).into_iter().collect();
+        let failed = outcome.violation.iter().map(|_| seed).collect();
+        if let Some(what) = &outcome.violation {
+            println!("seed {seed}, {}: {what}", history.scene.0);
+        }
         sums.add(Sums {
             count: 1,
             faults: history.faults.len(),
@@ -121,7 +124,7 @@ fn run(arguments: &Arguments, count: u64, draw: Draw) -> Sums {
         }
     });
     sums.failed.sort_unstable();
-    sums.failed.iter().take(TOLD_MAX).for_each(|seed| println!("{}\n", draw(*seed).tell()));
+    sums.failed.iter().take(arguments.shrink).for_each(|seed| println!("{}\n", draw(*seed).tell()));
     sums
 }
 
@@ -219,7 +222,7 @@ fn main() -> ExitCode {
         println!("{}", sums.coverage);
         report("histories", &sums, began);
         let missing = sums.coverage.missing();
-        println!("{} pairs of fault and state did not meet: {missing:?}", missing.len());
+        println!("{} pairs of fault and state did not meet: {:?}", missing.len(), &missing[..missing.len().min(30)]);
         violations += sums.failed.len() + if arguments.covered { missing.len() } else { 0 };
     }
     if arguments.power_loss > 0 {

@@ -80,12 +80,10 @@ pub(super) struct HeadEngine {
 
 impl HeadEngine {
     pub(super) fn new(topology: &Topology) -> Self {
-        let mut blocks = topology.kv_blocks(None);
-        // So little that requests wait for blocks.
-        blocks.whole = blocks.whole.div_ceil(2);
         let limits = Limits {
             slots: usize::from(topology.slots),
-            blocks,
+            // Fewer than all slots could use: requests wait for blocks.
+            blocks: topology.kv_blocks(None),
             window: None,
             context_length: topology.context_length as usize,
             vocabulary_length: usize::MAX,

@@ -157,11 +157,14 @@ impl Disk {
     /// Restores the backup; returns whether the topology and the votes were restored, too. Nothing defends against a
     /// backup that takes back a promise on which a majority rests, so these are restored only if the votes are the same,
     /// or if enough others, whose epochs are given, hold a later topology.
-    pub(super) fn restore(&mut self, others: &[Epoch]) -> bool {
+    pub(super) fn restore(&mut self, others: &[(String, Epoch)]) -> bool {
         let now = std::mem::replace(&mut self.synced, self.backup.clone());
         let base = self.backup.committed.as_ref();
         let voters = base.map_or(0, |base| base.topology.members.len());
-        let later = others.iter().filter(|epoch| base.is_some_and(|base| **epoch > base.epoch)).count();
+        let later = others.iter().filter(|(name, epoch)| {
+            base.is_some_and(|base| *epoch > base.epoch && base.topology.members.iter().any(|one| one.name == *name))
+        });
+        let later = later.count();
         let is_settled = later > 0 && later > voters - majority(voters);
         let is_same = now.committed == self.backup.committed && now.votes == self.backup.votes;
         if !(is_same || is_settled) {

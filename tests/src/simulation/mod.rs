@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use collectives::Choice;
 use common::{
-    ids::{Epoch, ModelIdentity},
+    ids::{ContentRoot, Epoch, ModelIdentity},
     precision::{Exchange, KvFormat},
 };
 use protocol::recovery::Committed;
@@ -126,7 +126,7 @@ pub fn topology(layout: &str) -> Topology {
         members,
         model: "tinyllama.gguf".into(),
         identity: ModelIdentity::default(),
-        content: None,
+        content: Some(ContentRoot([1; 32])),
         unload_after: None,
         draft: None,
         kv: KvFormat::F16,

@@ -2,7 +2,7 @@
 use std::time::Duration;
 
 use ::topology::Topology;
-use common::ids::ModelIdentity;
+use common::ids::{ContentRoot, ModelIdentity};
 use daemon::node::event::Event as NodeEvent;
 
 use super::{
@@ -11,7 +11,7 @@ use super::{
     network::{End, GONE_AFTER, PROBE_AFTER, Packet},
     process::Input,
     topology,
-    world::{Event, Own, World, consoles::Command},
+    world::{Event, Own, World, consoles::Command, name},
 };
 
 /// How long packets take on a slow connection: less than the time after which a peer counts as silent.
@@ -170,6 +170,7 @@ impl World {
         let mut other = fits[self.random.below(fits.len())].clone();
         if self.random.below(2) == 0 {
             (other.model, other.identity) = ("other.gguf".into(), ModelIdentity([7; 32]));
+            other.content = Some(ContentRoot([7; 32]));
         }
         self.at_home(other)
     }
@@ -200,8 +201,11 @@ impl World {
             }
             _ => {
                 let others: Vec<_> = self.machines.iter().enumerate().filter(|(other, _)| *other != node).collect();
-                let others = others.into_iter().map(|(_, machine)| machine.disk.committed().map(|held| held.epoch));
-                let epochs: Vec<_> = others.flatten().collect();
+                let others = others
+                    .into_iter()
+                    .filter_map(|(other, machine)| Some((name(other), machine.disk.committed()?.epoch)));
+                let epochs: Vec<_> = others.collect();
+                self.told.forget_votes(node);
                 let is_restored = self.machines[node].disk.restore(&epochs);
                 self.story.say(self.now, "FAULT", || format!("votes restored as well: {is_restored}"));
             }

@@ -45,6 +45,9 @@ pub(super) struct Bring {
 impl Steward {
     /// Starts to bring up a topology on a unit: all members of a replica, or all members.
     pub(super) fn bring(&mut self, base: Committed, views: &[View], unit: &[MemberIndex]) -> Vec<StewardAsk> {
+        if let Some(ask) = self.tell_exclusions(&base, views) {
+            return vec![ask];
+        }
         let unit = unit.iter().map(|member| (*member, views[member.index()].address.clone())).collect();
         let has_content = base.topology.content.is_some() && !is_planted(Planted::ContentUnchecked);
         let first = if has_content { BringStage::Content } else { BringStage::Prepare };

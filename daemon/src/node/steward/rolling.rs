@@ -69,7 +69,11 @@ impl Restarting {
         }
         let Some((target, address)) = rolling.target() else { return RollingStep::Rest };
         let mut others = candidates.iter().filter(|(name, _)| name != target);
-        let driver = others.find(|(name, address)| answers.get(address).is_some_and(|one| one.name == *name));
+        // A node that was away when the restart was ordered does not know of it, and drives nothing.
+        let driver = others.find(|(name, address)| {
+            let known = answers.get(address).filter(|one| one.name == *name).and_then(|one| one.rolling.as_ref());
+            known.is_some_and(|known| known.revision == rolling.revision)
+        });
         if driver.map_or(target, |(name, _)| name) != own.name.as_str() {
             self.step = None;
             return RollingStep::Rest;

@@ -146,7 +146,7 @@ fn is_at_rest(view: &View, base: &Committed) -> bool {
     view.serves() && view.standing.as_ref().is_some_and(|one| one.committed.as_ref() == Some(base))
 }
 
-fn exclusions<'a>(views: impl Iterator<Item = &'a View>) -> Exclusions {
+pub(super) fn exclusions<'a>(views: impl Iterator<Item = &'a View>) -> Exclusions {
     let mut list = Exclusions::default();
     views.filter_map(|view| view.standing.as_ref()).for_each(|one| {
         list.merge(&one.exclusions);

@@ -44,6 +44,11 @@ impl Told {
         self.epochs.insert(committed.epoch, committed.topology.hash());
     }
 
+    /// An older record of votes was restored.
+    pub(crate) fn forget_votes(&mut self, node: usize) {
+        self.promised.retain(|(voter, _), _| *voter != node);
+    }
+
     /// A daemon starts: it may have lost a record that was not yet on its disk.
     pub(crate) fn forget_epoch(&mut self, node: usize) {
         self.held.remove(&node);
@@ -85,13 +90,15 @@ impl World {
         self.check_committed(node, &committed);
     }
 
-    /// Called when an engine starts; its epoch must not be below one that the node has seen.
+    /// Called when an engine starts; its epoch must not be below the one that the node holds. It may be below one that
+    /// was only prepared or accepted.
     pub(crate) fn check_run(&mut self, node: usize) {
         let Some(process) = &self.machines[node].process else { return };
-        let (Some(run), seen) = (&process.run, process.node.epoch()) else { return };
-        if run.epoch < seen {
+        let held = process.node.committed().map_or(Epoch(0), |committed| committed.epoch);
+        let Some(run) = &process.run else { return };
+        if run.epoch < held {
             let epoch = run.epoch;
-            self.violate(format!("{} starts epoch {epoch}, but has seen {seen}", name(node)));
+            self.violate(format!("{} starts epoch {epoch}, but holds {held}", name(node)));
         }
     }
 

@@ -338,15 +338,18 @@ impl World {
     }
 
     fn console_prepares(&mut self, index: usize, topology: Topology, desired: Option<Box<Topology>>) {
-        let console = &mut self.consoles[index];
+        let console = &self.consoles[index];
         let members: Vec<Option<&NodeReport>> = topology
             .members
             .iter()
             .map(|member| console.reports.values().find(|report| report.name == member.name))
             .collect();
         let epoch = members.iter().flatten().map(|report| report.epoch).max().unwrap_or_default().next();
-        let is_complete = members.iter().all(Option::is_some);
-        console.next = Some(Committed { epoch, topology, desired });
+        // As `assignment::content` does, before anything is prepared.
+        let has_content = topology.members.iter().filter_map(|member| self.named(&member.name));
+        let has_content = has_content.into_iter().all(|node| !self.machines[node].has_other_file);
+        let is_complete = has_content && members.iter().all(Option::is_some);
+        self.consoles[index].next = Some(Committed { epoch, topology, desired });
         if is_complete { self.console_assigns(index, ConsoleStage::Prepare) } else { self.console_takes_back(index) }
     }
 

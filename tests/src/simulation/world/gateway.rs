@@ -288,11 +288,11 @@ impl World {
         let now = self.instant();
         let latest = self.machines.iter().filter_map(|machine| Some(machine.disk.committed()?.epoch)).max();
         let is_expected = self.expects.is_some_and(|(epoch, until)| Some(epoch) == latest && self.now < until);
-        let is_known = is_expected || self.gateway.groups.0.iter().any(|group| group.has_served_lately(now));
-        let is_cordoned = self
-            .machines
-            .iter()
-            .any(|machine| machine.process.as_ref().is_some_and(|process| process.node.exclusions().out().count() > 0));
+        let model = self.asked[index].ticket.as_ref().map(|(.., claim)| claim.model);
+        let groups = model.map_or_else(Vec::new, |model| self.gateway.groups.of(&model));
+        let is_known = is_expected || groups.iter().any(|group| group.has_served_lately(now));
+        let reports = self.gateway.reports.values();
+        let is_cordoned = reports.flat_map(|seen| seen.report.exclusions.out()).next().is_some();
         if refused == Refused::Nowhere && waited < Duration::from_secs(5) && is_known && !is_cordoned {
             self.violate(format!("request {index} is refused after {waited:?}, although its model comes back"));
         }
