@@ -4,13 +4,13 @@ use collectives::Table;
 use common::{
     fault::Fault,
     ids::{Epoch, LayerIndex, MemberIndex, Rank, TopologyHash},
-    units::{Bytes, Celsius, Nanoseconds},
+    units::{Bytes, Celsius, Milliwatts, Nanoseconds},
 };
 use serde::{Deserialize, Deserializer, Serialize};
 use telemetry::{
     Health, HopSync, KvUse, Lateness, LayerSync, LoadProgress, Measured, NodeReport, NodeState, RequestReport,
     StoreUse, SyncKind,
-    health::{Clock, DiskUse, LoadByOthers, MemoryUse, NetworkLink, RunQueue, ThrottleBits, Traffic},
+    health::{Clock, DiskUse, Hardware, LoadByOthers, MemoryUse, NetworkLink, RunQueue, ThrottleBits, Traffic},
 };
 use topology::{Exclusions, Rolling, Topology};
 
@@ -136,7 +136,7 @@ delta! {
             is_time_synchronized: Option<bool>,
             page: Option<Bytes>,
         }
-        later {}
+        later { power: Option<Milliwatts>, hardware: Option<Hardware> }
         packed {}
         nested {}
     }

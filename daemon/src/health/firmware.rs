@@ -25,7 +25,7 @@ pub(super) enum Firmware {
     /// A file of /sys.
     File(String),
     /// The mailbox.
-    Mailbox(File),
+    Mailbox(Mailbox),
     /// Not available: not a Raspberry Pi, no permission, or no answer.
     Nowhere,
 }
@@ -40,35 +40,43 @@ impl Firmware {
         if let Some(file) = files.into_iter().find(|file| root.has(file)) {
             return Self::File(file);
         }
-        // A device that opens may still refuse the command; trying it every second would waste 3 ms.
-        let devices: &[&str] = if root.is_machine() { &DEVICES } else { &[] };
-        match devices.iter().find_map(|path| File::open(path).ok().filter(|device| bits(device).is_some())) {
-            Some(device) => Self::Mailbox(device),
-            None => Self::Nowhere,
-        }
+        let mailbox = root.is_machine().then(|| Mailbox::open(|mailbox| bits(mailbox).is_some())).flatten();
+        mailbox.map_or(Self::Nowhere, Self::Mailbox)
     }
 
     pub(super) fn read(&self, root: &Root) -> Option<ThrottleBits> {
         match self {
             Self::File(path) => hexadecimal(root.text(path)?.trim()),
-            Self::Mailbox(device) => bits(device),
+            Self::Mailbox(mailbox) => bits(mailbox),
             Self::Nowhere => None,
         }
     }
 }
 
-fn bits(device: &File) -> Option<ThrottleBits> {
-    throttled(&ask(device, "get_throttled")?)
+fn bits(mailbox: &Mailbox) -> Option<ThrottleBits> {
+    throttled(&mailbox.ask("get_throttled")?)
 }
 
-/// Sends a command to the firmware; about 3 ms.
-fn ask(device: &File, command: &str) -> Option<String> {
-    let mut message = request(command);
-    // SAFETY: the driver reads the length in the first word and writes no more than that back; the buffer has exactly
-    // that length, is aligned for words and lives through the call.
-    let done = unsafe { mailbox_property(device.as_raw_fd(), message.as_mut_ptr().cast()) };
-    done.ok()?;
-    response(&message)
+/// The firmware's mailbox for commands in text.
+#[derive(Debug)]
+pub(super) struct Mailbox(File);
+
+impl Mailbox {
+    /// The first device that opens and answers. One that opens may still refuse a command; trying that every second
+    /// would waste 3 ms.
+    pub(super) fn open(answers: impl Fn(&Self) -> bool) -> Option<Self> {
+        DEVICES.iter().find_map(|path| File::open(path).ok().map(Self).filter(&answers))
+    }
+
+    /// Sends a command to the firmware; about 3 ms.
+    pub(super) fn ask(&self, command: &str) -> Option<String> {
+        let mut message = request(command);
+        // SAFETY: the driver reads the length in the first word and writes no more than that back; the buffer has
+        // exactly that length, is aligned for words and lives through the call.
+        let done = unsafe { mailbox_property(self.0.as_raw_fd(), message.as_mut_ptr().cast()) };
+        done.ok()?;
+        response(&message)
+    }
 }
 
 /// The mailbox message of a command; its text is padded with zeros.

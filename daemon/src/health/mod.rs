@@ -3,11 +3,13 @@ mod clock;
 mod disk;
 mod eee;
 mod firmware;
+mod hardware;
 mod link;
 mod load;
 pub mod machine;
 pub mod memory;
 mod page;
+mod power;
 mod root;
 mod scheduling;
 mod tcp;
@@ -24,11 +26,14 @@ use std::{
     time::Instant,
 };
 
-use telemetry::{Health, health::Storage};
+use telemetry::{
+    Health,
+    health::{Hardware, Storage},
+};
 
 use self::{
-    disk::Reads, eee::Ethtool, firmware::Firmware, load::CpuCounters, memory::Swap, root::Root, scheduling::Scheduling,
-    window::Window,
+    disk::Reads, eee::Ethtool, firmware::Firmware, load::CpuCounters, memory::Swap, power::Pmic, root::Root,
+    scheduling::Scheduling, window::Window,
 };
 
 /// The kind of disk that holds a folder, which need not exist yet, and the size of its file system in bytes. `root` is
@@ -46,6 +51,10 @@ pub struct Monitor {
     models: PathBuf,
     /// Detected by the first reading.
     firmware: Option<Firmware>,
+    /// Detected by the first reading.
+    pmic: Option<Pmic>,
+    /// Read once.
+    hardware: Option<Hardware>,
     /// Detected by the first reading.
     ethtool: Option<Ethtool>,
     reads: Reads,
@@ -65,6 +74,8 @@ impl Monitor {
             listen,
             models: models.into(),
             firmware: None,
+            pmic: None,
+            hardware: None,
             ethtool: None,
             reads: Reads::default(),
             frames: Window::default(),
@@ -79,6 +90,7 @@ impl Monitor {
     pub fn read(&mut self, now: Instant) -> Health {
         let root = &self.root;
         let interface = link::interface(root, self.listen);
+        let hardware = self.hardware.get_or_insert_with(|| hardware::read(root)).clone();
         let ethtool = self.ethtool.get_or_insert_with(|| Ethtool::find(root));
         let frames = &mut self.frames;
         Health {
@@ -94,6 +106,8 @@ impl Monitor {
             run_queue: self.scheduling.read(root, now),
             is_time_synchronized: time::read(root),
             page: page::read(root),
+            power: self.pmic.get_or_insert_with(|| Pmic::find(root, hardware.model.as_deref())).read(now),
+            hardware: Some(hardware),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::units::{Bytes, Celsius, Megahertz};
+use common::units::{Bytes, Celsius, Megahertz, Milliwatts};
 use telemetry::{
     Warning,
     health::{Clock, LoadByOthers, RunQueue, Space, Storage, ThrottleBits, Traffic},
@@ -85,6 +85,20 @@ fn healthy_machines_have_at_most_notes() {
     let pi5 = findings("pi5", &["governor_scales", "link_energy_efficient"], 0);
     let storage = pi5.disk.map(|disk| (disk.device, disk.storage));
     assert_eq!((storage, pi5.page), (Some(("nvme0n1".into(), Storage::Nvme)), Some(Bytes(16_384))));
+}
+
+#[test]
+fn pi5_measures_its_power_and_names_its_model_and_kernel() {
+    let mut monitor = monitor(&fixture("pi5"));
+    let health = monitor.read(Instant::now());
+    assert_eq!(health.power, Some(Milliwatts(3489)));
+    let hardware = health.hardware.clone().expect("it was read");
+    assert_eq!(hardware.model.as_deref(), Some("Raspberry Pi 5 Model B Rev 1.0"));
+    assert_eq!(hardware.kernel.as_deref(), Some("6.12.34+rpt-rpi-2712"));
+    let lines = health.readings();
+    assert!(lines.contains(&"power        3.49 W".to_owned()), "{lines:?}");
+    let pi4 = self::monitor(&fixture("pi4")).read(Instant::now());
+    assert_eq!((pi4.power, pi4.hardware), (None, Some(Hardware::default())));
 }
 
 #[test]

@@ -70,6 +70,16 @@ impl fmt::Display for Megahertz {
     }
 }
 
+/// Electrical power in milliwatts; shown in watts (`7.25 W`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Milliwatts(pub u32);
+
+impl fmt::Display for Milliwatts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&format!("{:.2} W", f64::from(self.0) / 1e3))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -82,6 +92,7 @@ mod tests {
         assert_eq!(Nanoseconds(812_000).to_string(), "812 us");
         assert_eq!(Nanoseconds(1_200_000).to_string(), "1.20 ms");
         assert_eq!(Celsius(61.25).to_string(), "61.2 °C");
+        assert_eq!(Milliwatts(7250).to_string(), "7.25 W");
         assert_eq!((Megahertz(600).to_string(), Megahertz(2400).to_string()), ("600 MHz".into(), "2.40 GHz".into()));
     }
 }

@@ -6,7 +6,7 @@ use std::cell::Cell;
 /// Lowest wire version that this build speaks.
 pub const WIRE_LOWEST: u16 = 4;
 /// Highest wire version that this build speaks.
-pub const WIRE_HIGHEST: u16 = 14;
+pub const WIRE_HIGHEST: u16 = 15;
 
 thread_local! {
     /// Version of the message that this thread encodes or decodes. Files and recordings use the highest.
@@ -59,7 +59,7 @@ macro_rules! since {
     };
 }
 
-since!(since_5: 5, since_6: 6, since_10: 10, since_11: 11, since_12: 12, since_13: 13, since_14: 14);
+since!(since_5: 5, since_6: 6, since_10: 10, since_11: 11, since_12: 12, since_13: 13, since_14: 14, since_15: 15);
 
 #[cfg(test)]
 mod tests {

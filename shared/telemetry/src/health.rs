@@ -1,5 +1,5 @@
 //! The health of a node's machine at the last reading. Values that cannot be read are `None`.
-use common::units::{Bytes, Celsius, Megahertz};
+use common::units::{Bytes, Celsius, Megahertz, Milliwatts};
 use serde::{Deserialize, Serialize};
 
 /// One reading of all sources.
@@ -29,6 +29,21 @@ pub struct Health {
     pub is_time_synchronized: Option<bool>,
     /// Page size of the kernel: 4 KiB, or 16 KiB on a Raspberry Pi 5.
     pub page: Option<Bytes>,
+    /// Power of the rails that a Raspberry Pi 5's PMIC measures, at most a few seconds old.
+    #[serde(default, with = "common::version::since_15")]
+    pub power: Option<Milliwatts>,
+    /// The machine.
+    #[serde(default, with = "common::version::since_15")]
+    pub hardware: Option<Hardware>,
+}
+
+/// What does not change while the daemon runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hardware {
+    /// Its model, e.g. `Raspberry Pi 5 Model B Rev 1.0`; `None` if the firmware names none.
+    pub model: Option<String>,
+    /// Release of its kernel, e.g. `6.12.34+rpt-rpi-2712`.
+    pub kernel: Option<String>,
 }
 
 impl Health {
@@ -68,6 +83,10 @@ impl Health {
             self.is_time_synchronized.map(|is| if is { "synchronised".into() } else { "not synchronised".into() }),
         );
         line("page", self.page.map(|page| page.to_string()));
+        line("power", self.power.map(|power| power.to_string()));
+        let hardware = self.hardware.as_ref();
+        line("machine", hardware.and_then(|hardware| hardware.model.clone()));
+        line("kernel", hardware.and_then(|hardware| hardware.kernel.clone()));
         lines
     }
 
