@@ -54,7 +54,14 @@ const LINES: &[&str] = &[
 ];
 
 /// Definitions that other scenarios compare, with [`assert_described`].
-const ELSEWHERE: &[&str] = &["console demo", "console demo --tour", "console node replace", "console up"];
+const ELSEWHERE: &[&str] = &[
+    "console acceptance",
+    "console acceptance --compare",
+    "console demo",
+    "console demo --tour",
+    "console node replace",
+    "console up",
+];
 /// Definitions that are not compared with output.
 const UNCOMPARED: &[&str] = &[
     "console key adopt",

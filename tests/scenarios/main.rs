@@ -1,5 +1,6 @@
 //! Scenarios: everything that is tested from outside the crates, in one binary so that it links only once.
 
+mod acceptance;
 mod adopt;
 mod architecture;
 mod bad_input;

@@ -1,5 +1,6 @@
 //! The command line: a folder per noun, and `shared` for all. Every command works without a terminal; read-only commands
 //! take --json.
+mod acceptance;
 mod bench;
 mod cluster;
 mod completions;
@@ -84,6 +85,8 @@ struct Arguments {
 /// Commands. Without a command, the dashboard opens.
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Measure a cluster of real machines and write a report to share, with predictions and verdicts
+    Acceptance(acceptance::Acceptance),
     /// Measure nodes, and the links between them
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -204,6 +207,7 @@ async fn execute(arguments: Arguments) -> Result<u8, Failure> {
     let Arguments { command, key, cluster, insecure, dashboard, readonly, .. } = arguments;
     let needs_key = match &command {
         Some(Command::Cluster(_) | Command::Completions(_) | Command::Key(_) | Command::Tokenize(_)) => false,
+        Some(Command::Acceptance(options)) => !options.is_local(),
         Some(Command::Topology(topology)) => !topology.is_local(),
         _ => true,
     };
@@ -216,6 +220,7 @@ async fn execute(arguments: Arguments) -> Result<u8, Failure> {
     }
     let Some(command) = command else { return dashboard::run(dashboard, readonly).await };
     match command {
+        Command::Acceptance(options) => Box::pin(acceptance::run(options)).await,
         Command::Bench(bench) => bench::run(bench).await,
         Command::Cluster(command) => cluster::run(command),
         Command::Completions(options) => completions::run(&options),

@@ -1,4 +1,5 @@
 //! What an operator can ask of a cluster, as plain values: topologies, planner queries and commands on nodes. Pure.
+pub mod acceptance;
 pub mod command;
 pub mod fit;
 pub mod model_order;

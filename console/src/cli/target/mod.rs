@@ -184,6 +184,7 @@ fn reach(arguments: &mut Arguments) -> Reach<'_> {
         return Reach::Nodes(&mut arguments.dashboard.nodes, Need::Looks);
     };
     match command {
+        Command::Acceptance(options) => options.reach(),
         Command::Bench(bench) => bench.reach(),
         Command::Cluster(_) => Reach::Otherwise("takes the cluster as an argument"),
         Command::Completions(_) => Reach::Otherwise("prints a completion script"),

@@ -1,0 +1,206 @@
+//! The nodes under test and the report about them; what they ran before is saved and restored.
+use std::{sync::Arc, time::Duration};
+
+use assignment::{assign::reports, desired::DesiredTopology, unload::unload};
+use common::fault::Fault;
+use protocol::recovery::Committed;
+use tokio::time::{Instant, sleep};
+use topology::Topology;
+
+use super::file::ReportFiles;
+use crate::{
+    cli::{
+        Failure,
+        shared::{output, sessions::assign_and_tell},
+    },
+    client::{
+        cluster::{Cluster, ClusterNode},
+        session::Session,
+        with_port,
+    },
+    operator::acceptance::{AcceptanceReport, anonymous::without_addresses, report::ReplacedTopology},
+};
+
+/// Time limit for a node that was lost on purpose to return.
+const RETURN: Duration = Duration::from_secs(120);
+/// Time limit for a node to release its shard.
+const SETTLE: Duration = Duration::from_secs(5);
+/// Interval between two dials.
+const DIAL: Duration = Duration::from_millis(200);
+
+/// The nodes under test.
+pub(super) struct TestBed {
+    /// Names and addresses, in the order in which they were given.
+    pub(super) nodes: Vec<(String, String)>,
+    /// Addresses of all nodes that a replaced topology needs, those above included.
+    known: Vec<String>,
+    pub(super) report: AcceptanceReport,
+    files: ReportFiles,
+    /// Whether a topology was replaced or assigned.
+    is_touched: bool,
+}
+
+impl TestBed {
+    pub(super) fn new(nodes: Vec<(String, String)>, report: AcceptanceReport, files: ReportFiles) -> Self {
+        let known = nodes.iter().map(|(_, address)| address.clone()).collect();
+        // A test that was interrupted may have left a topology of its own.
+        let is_touched = !report.replaced.is_empty();
+        Self { nodes, known, report, files, is_touched }
+    }
+
+    /// Writes the report.
+    pub(super) fn write(&self) -> Result<(), Failure> {
+        self.files.write(&self.report)
+    }
+
+    /// The report at the end of the test.
+    pub(super) fn finish(self) -> AcceptanceReport {
+        self.report
+    }
+
+    /// A text without the addresses of nodes: their names take their place.
+    pub(super) fn anonymous(&self, text: &str) -> String {
+        without_addresses(text, &self.nodes)
+    }
+
+    fn addresses(&self) -> Vec<String> {
+        self.nodes.iter().map(|(_, address)| address.clone()).collect()
+    }
+
+    /// Sessions with all nodes under test, in order.
+    pub(super) async fn sessions(&self) -> Result<Vec<Arc<Session>>, Fault> {
+        Cluster::dial(&self.addresses()).await.usable()
+    }
+
+    /// Saves the topologies that run, once, and unloads them: the next step needs idle nodes, or assigns its own.
+    pub(super) async fn clear(&mut self) -> Result<(), Failure> {
+        let cluster = Cluster::dial(&self.known).await.with_known("").await;
+        let held: Vec<(Topology, Committed)> = self.held(&cluster);
+        if !self.is_touched {
+            self.known = cluster.nodes.iter().map(|node| node.address.clone()).collect();
+            self.report.replaced = held.iter().map(|(topology, _)| replaced(topology, &cluster)).collect();
+            self.is_touched = true;
+            self.write()?;
+        }
+        let sessions: Vec<Arc<Session>> =
+            cluster.nodes.iter().filter_map(|node: &ClusterNode| node.session().ok()).collect();
+        for (_, committed) in &held {
+            for fault in unload(&sessions, committed, false).await? {
+                output::note(&output::clean(&format!("{fault}; it unloads the topology when it sees another member")));
+            }
+        }
+        self.settled().await?;
+        Ok(())
+    }
+
+    /// Waits until the nodes have released their shards, at most [`SETTLE`].
+    async fn settled(&self) -> Result<(), Fault> {
+        let deadline = Instant::now() + SETTLE;
+        loop {
+            let reports = reports(&self.sessions().await?).await?;
+            if reports.iter().all(|report| report.topology.is_none()) || Instant::now() > deadline {
+                return Ok(());
+            }
+            sleep(DIAL).await;
+        }
+    }
+
+    /// The topologies that nodes under test hold.
+    fn held(&self, cluster: &Cluster) -> Vec<(Topology, Committed)> {
+        let topologies = cluster.topologies().into_iter();
+        let ours = topologies.filter(|(topology, _)| {
+            topology.members.iter().any(|member| self.nodes.iter().any(|(name, _)| *name == member.name))
+        });
+        ours.map(|(topology, reports)| {
+            let epoch = reports.iter().map(|report| report.epoch).max().unwrap_or_default();
+            (topology.clone(), Committed::new(epoch, topology.clone()))
+        })
+        .collect()
+    }
+
+    /// [`Self::clear`], unless all nodes serve the test's model together already.
+    pub(super) async fn clear_others(&mut self) -> Result<(), Failure> {
+        let cluster = Cluster::dial(&self.addresses()).await;
+        let is_ours = cluster.topologies().first().is_some_and(|(topology, _)| {
+            let names = topology.members.iter().map(|member| &member.name);
+            topology.model == self.report.model && names.eq(self.nodes.iter().map(|(name, _)| name))
+        });
+        if self.is_touched && is_ours && cluster.is_serving() { Ok(()) } else { self.clear().await }
+    }
+
+    /// The name of a node and its host, by its name or address.
+    pub(super) fn find(&self, who: &str) -> Result<(String, String), Failure> {
+        let address = with_port(who);
+        let found = self.nodes.iter().find(|(name, known)| name == who || *known == address);
+        let (name, address) = found.ok_or_else(|| {
+            let names: Vec<&str> = self.nodes.iter().map(|(name, _)| name.as_str()).collect();
+            let message = format!("no node {} among {}", output::clean(who), output::clean(&names.join(", ")));
+            Failure::Usage { message, next: "use one of these names" }
+        })?;
+        Ok((name.clone(), host(address).to_owned()))
+    }
+
+    /// Waits until all nodes under test answer.
+    pub(super) async fn returned(&self) -> Result<(), Fault> {
+        let deadline = Instant::now() + RETURN;
+        loop {
+            match self.sessions().await {
+                Ok(_) => return Ok(()),
+                Err(fault) if Instant::now() > deadline => return Err(fault),
+                Err(_) => sleep(DIAL).await,
+            }
+        }
+    }
+
+    /// Assigns the topologies again that ran before the test; without any, the nodes are idle again.
+    pub(super) async fn restore(&mut self) -> Result<(), Failure> {
+        if !self.is_touched {
+            return Ok(());
+        }
+        output::note(match self.report.replaced.len() {
+            0 => "unloading the topology of the test",
+            _ => "restoring the topology that ran before",
+        });
+        self.returned().await?;
+        self.clear().await?;
+        let cluster = Cluster::dial(&self.known).await;
+        for replaced in &self.report.replaced {
+            let sessions = replaced.members.iter().map(|name| session_of(&cluster, name));
+            let sessions: Vec<Arc<Session>> = sessions.collect::<Result<_, Failure>>()?;
+            assign_and_tell(&sessions, &replaced.wanted).await?;
+        }
+        self.report.replaced.clear();
+        self.is_touched = false;
+        self.write()
+    }
+}
+
+/// The host of `HOST:PORT`.
+pub(super) fn host(address: &str) -> &str {
+    address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']'])
+}
+
+fn session_of(cluster: &Cluster, name: &str) -> Result<Arc<Session>, Failure> {
+    let node = cluster.nodes.iter().find(|node| cluster.name(node) == name).ok_or_else(|| Failure::State {
+        message: format!("cannot restore the topology that ran before: its member {} is unknown", output::clean(name)),
+        next: "run the command again with all nodes in --nodes",
+    })?;
+    Ok(node.session()?)
+}
+
+/// What restores a topology: that which its operator requested, if losses have reduced it and all its members are back.
+fn replaced(topology: &Topology, cluster: &Cluster) -> ReplacedTopology {
+    let names: Vec<&str> =
+        cluster.nodes.iter().filter_map(ClusterNode::report).map(|report| report.name.as_str()).collect();
+    let mut reports = cluster.nodes.iter().filter_map(ClusterNode::report);
+    let wanted = reports.find_map(|report| {
+        let is_same = report.topology.as_ref().is_some_and(|(held, ..)| held == topology);
+        let desired = report.desired.as_deref().filter(|_| is_same)?;
+        desired.members.iter().all(|member| names.contains(&member.name.as_str())).then_some(desired)
+    });
+    let topology = wanted.unwrap_or(topology);
+    ReplacedTopology {
+        wanted: DesiredTopology::again(topology, topology.members.len()),
+        members: topology.members.iter().map(|member| member.name.clone()).collect(),
+    }
+}

@@ -1,0 +1,228 @@
+//! `console acceptance` on real daemons: its steps, its report, how it continues, and that it restores what ran before.
+use std::{
+    fs,
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    path::Path,
+    process::Child,
+    thread::JoinHandle,
+};
+
+use harness::{
+    deep_models::deep_models,
+    programs::{Cluster, DEEP, Ended, demo_models, finish, spawn_console, wait_until},
+};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::{Value, json};
+
+use crate::json_output::assert_described;
+
+const MODEL: &str = "bard-q8_0.gguf";
+const RECOVER: &str = "recover = true\nsilent_ms = 30000\nstall_ms = 60000\n";
+/// The layout before the test.
+const BEFORE: &[&str] = &["--prompt", "ROMEO:", "--max-tokens", "4", "--temperature", "0", "--topology", "dp2-tp1"];
+
+fn spawn(cluster: &Cluster, out: &Path, more: &[&str]) -> Child {
+    let (nodes, out) = (cluster.nodes(), out.to_string_lossy().into_owned());
+    let fixed = ["acceptance", "--nodes", &nodes, "--out", &out, "--load-seconds", "1", "--json"];
+    spawn_console(&[&fixed[..], more].concat())
+}
+
+/// Runs steps to their end. Whether goals are reached on this machine does not matter.
+#[track_caller]
+fn run(cluster: &Cluster, out: &Path, more: &[&str]) -> Value {
+    report(finish(spawn(cluster, out, &[more, &["--yes"]].concat())))
+}
+
+#[track_caller]
+fn report(ended: Ended) -> Value {
+    assert!(matches!(ended.code, Some(0 | 6)), "{:?} {} {}", ended.code, ended.out, ended.err);
+    let report = ended.json();
+    assert_described("console acceptance", &report);
+    report
+}
+
+/// What a step found.
+#[track_caller]
+fn found<'a>(report: &'a Value, step: &str) -> &'a Value {
+    let outcome = &report["steps"][step];
+    assert!(!outcome["found"].is_null(), "{step} found nothing: {outcome}");
+    &outcome["found"]
+}
+
+#[track_caller]
+fn assert_positive(values: &[&Value]) {
+    values.iter().for_each(|value| assert!(value.as_f64().is_some_and(|value| value > 0.0), "{value} in {values:?}"));
+}
+
+/// The layout that serves.
+fn layout(cluster: &Cluster) -> Value {
+    cluster.status(0)["topology"]["layout"].clone()
+}
+
+/// A llama-server that answers two prompts with these tokens, once.
+fn llama_server(answers: [Value; 2]) -> (String, JoinHandle<Vec<Value>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let url = format!("http://{}", listener.local_addr().expect("it is bound"));
+    let serving = std::thread::spawn(move || {
+        let mut asked = Vec::new();
+        let (mut stream, _) = listener.accept().expect("the console connects");
+        for tokens in answers {
+            asked.push(body(&mut stream));
+            let timings = json!({"prompt_per_second": 100.0, "predicted_per_second": 50.0});
+            let answer = json!({"content": "", "tokens": tokens, "timings": timings}).to_string();
+            let head = format!("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}", answer.len());
+            write!(stream, "{head}\r\n\r\n{answer}").expect("the console reads");
+        }
+        asked
+    });
+    (url, serving)
+}
+
+/// The JSON body of the next request.
+fn body(stream: &mut TcpStream) -> Value {
+    let mut bytes = Vec::new();
+    let mut buffer = [0; 4096];
+    loop {
+        let read = stream.read(&mut buffer).expect("the console sends");
+        assert!(read > 0, "the request is complete: {}", String::from_utf8_lossy(&bytes));
+        bytes.extend_from_slice(&buffer[..read]);
+        let text = String::from_utf8_lossy(&bytes);
+        let body = text.split_once("\r\n\r\n").and_then(|(_, body)| serde_json::from_str(body).ok());
+        if let Some(body) = body {
+            return body;
+        }
+    }
+}
+
+#[test]
+fn acceptance_measures_reports_continues_and_restores() {
+    let cluster = Cluster::with(2, &demo_models(), RECOVER);
+    let folder = tempfile::tempdir().expect("create a temporary folder");
+    let out = folder.path().join("report");
+    cluster.generate(2, BEFORE).completion();
+
+    let planned = finish(spawn(&cluster, &out, &["--dry-run"]));
+    assert_eq!(planned.code, Some(0), "{} {}", planned.out, planned.err);
+    let plan = &planned.json()["plan"];
+    assert_eq!(plan["replaces"][0]["topology"], "dp2-tp1", "{plan}");
+    assert_eq!(plan["steps"].as_array().map(Vec::len), Some(9), "{plan}");
+    assert!(
+        planned.err.contains("recovery  kill a node during an answer: not measured: no supervisor"),
+        "{}",
+        planned.err
+    );
+    assert!(!out.with_extension("json").exists(), "a dry run writes nothing");
+    let refused = finish(spawn(&cluster, &out, &[]));
+    assert_eq!(refused.code, Some(2), "it asks: {} {}", refused.out, refused.err);
+    assert_eq!(layout(&cluster), "dp2-tp1");
+
+    let first = run(&cluster, &out, &["--only", "machines,links,nodes"]);
+    let machine = &found(&first, "machines")[1];
+    assert_eq!((&machine["node"], &machine["machine"]), (&json!("pi2"), &json!(0)), "both are one machine: {machine}");
+    assert!(machine["kernel"].is_string(), "{machine}");
+    let link = &found(&first, "links")[0];
+    assert_positive(&[&link["round_trip_us"], &link["mbit_per_second"]]);
+    let node = &found(&first, "nodes")[0];
+    assert_positive(&[&node["read_bytes_per_second"], &node["decode_share"], &node["speeds"]["prefill"]]);
+    assert_eq!(first["replaced"], json!([]), "it was restored");
+    assert_eq!(layout(&cluster), "dp2-tp1");
+
+    let second = run(&cluster, &out, &["--only", "links,single,all,load"]);
+    assert_eq!(second["steps"]["links"], first["steps"]["links"], "a finished step is not repeated");
+    assert_eq!(second["unix_ms"], first["unix_ms"]);
+    let load = &found(&second, "load")[1];
+    assert!(load["runs"].as_array().is_some_and(|runs| runs.len() >= 2), "{load}");
+    let (single, all) = (found(&second, "single"), found(&second, "all"));
+    assert_eq!((&single["topology"], &all["topology"]), (&json!("tp1"), &json!("tp2")));
+    let ids = |layout: &Value, answer: usize| layout["answers"][answer]["ids"].clone();
+    assert_eq!(ids(single, 0).as_array().map(Vec::len), Some(64));
+    assert_eq!([ids(single, 0), ids(single, 1)], [ids(all, 0), ids(all, 1)]);
+    assert!(single["unpredicted"].as_str().is_some_and(|why| why.contains("share a machine")), "{single}");
+    assert!(all["all_reduces"].as_array().is_some_and(|times| times.len() == 3), "{all}");
+    assert_eq!(layout(&cluster), "dp2-tp1");
+
+    // The second answer differs at its third token.
+    let other = json!(ids(single, 1).as_array().expect("a list")[..2]);
+    let other = json!([other[0], other[1], 1]);
+    let (url, serving) = llama_server([ids(single, 0), other]);
+    let third = run(&cluster, &out, &["--only", "llama", "--llama-cpp", &url]);
+    let asked = serving.join().expect("it was asked twice");
+    assert_eq!((&asked[0]["n_predict"], &asked[1]["n_predict"]), (&json!(64), &json!(32)));
+    let llama = found(&third, "llama");
+    assert_eq!((&llama["answers"][0]["differs"], &llama["answers"][1]["differs"]["at"]), (&Value::Null, &json!(2)));
+    assert_eq!(layout(&cluster), "dp2-tp1");
+
+    for file in ["report.json", "report.md"] {
+        let text = fs::read_to_string(folder.path().join(file)).expect("it was written");
+        assert!(!text.contains("127.") && text.contains("pi1"), "no addresses: {text}");
+    }
+    show_and_compare(folder.path(), &third);
+}
+
+/// The parser reads what was written.
+fn show_and_compare(folder: &Path, report: &Value) {
+    let file = folder.join("report.json").to_string_lossy().into_owned();
+    let shown = finish(spawn_console(&["acceptance", "--show", &file, "--json"]));
+    assert_eq!(&shown.json(), report, "{}", shown.err);
+    let text = finish(spawn_console(&["acceptance", "--show", &file]));
+    let written = fs::read_to_string(folder.join("report.md")).expect("it was written");
+    assert_eq!(text.out.trim(), written.trim());
+    let compared = finish(spawn_console(&["acceptance", "--compare", &file, &file, "--json"]));
+    assert_described("console acceptance --compare", &compared.json());
+    let figures = compared.json()["figures"].as_array().expect("a list").clone();
+    assert!(figures.len() > 10 && figures.iter().all(|row| row["first"] == row["second"]), "{figures:?}");
+    let broken = folder.join("broken.json");
+    fs::write(&broken, "{}").expect("write to the folder");
+    let refused = finish(spawn_console(&["acceptance", "--show", &broken.to_string_lossy(), "--json"]));
+    refused.assert_error(8, "state", &["not a report"]);
+}
+
+#[test]
+fn interrupted_acceptance_restores_the_topology() {
+    let cluster = Cluster::with(2, &demo_models(), RECOVER);
+    let folder = tempfile::tempdir().expect("create a temporary folder");
+    let out = folder.path().join("report");
+    cluster.generate(2, BEFORE).completion();
+    let line = ["--only", "load", "--load-seconds", "600", "--yes"];
+    let (nodes, path) = (cluster.nodes(), out.to_string_lossy().into_owned());
+    let running = spawn_console(&[&["acceptance", "--nodes", &nodes, "--out", &path, "--json"], &line[..]].concat());
+    wait_until("the load runs", || cluster.status(0)["state"] == "benching");
+    let stored: Value = fs::read(out.with_extension("json"))
+        .map(|bytes| serde_json::from_slice(&bytes).expect("it is JSON"))
+        .expect("it was written before the load");
+    assert_eq!(stored["replaced"][0]["wanted"]["model"], MODEL, "a console that is killed leaves what to restore");
+    kill(Pid::from_raw(running.id().cast_signed()), Signal::SIGINT).expect("the console is running");
+    finish(running).assert_error(130, "interrupted", &[]);
+    assert_eq!(layout(&cluster), "dp2-tp1");
+    wait_until("both serve", || (0..2).all(|index| cluster.status(index)["state"] == "ready"));
+}
+
+#[test]
+fn killed_and_restarted_nodes_leave_the_answer_as_it_was() {
+    let models = deep_models();
+    let mut cluster = Cluster::supervised(3, models.path(), RECOVER);
+    let folder = tempfile::tempdir().expect("create a temporary folder");
+    let out = folder.path().join("report");
+    let check = |report: &Value, how: &str| {
+        let loss = found(report, "recovery");
+        assert_eq!(
+            (&loss["node"], &loss["how"], &loss["differs"]),
+            (&json!("pi3"), &json!(how), &Value::Null),
+            "{loss}"
+        );
+        assert_positive(&[&loss["pause_ms"], &loss["resumed"], &loss["back_ms"]]);
+    };
+    let line = ["--model", DEEP, "--only", "recovery"];
+    check(&run(&cluster, &out, &line), "restarted");
+    let killed = format!("test \"$BRAMBLE_NODE\" = pi3 && kill -9 {}", cluster.pid(2));
+    let more = ["--again", "recovery", "--kill-command", &killed, "--yes"];
+    let running = spawn(&cluster, &out, &[&line[..], &more].concat());
+    cluster.wait(2);
+    cluster.start(2);
+    check(&report(finish(running)), "killed");
+    wait_until("the nodes are idle, as before", || cluster.status(0)["topology"].is_null());
+}
