@@ -211,6 +211,6 @@ mod tests {
         let numbers = [(0.0, "s"), (0.034, ""), (3.0, ""), (12.34, "GB/s"), (941.2, "Mb/s")];
         let texts = numbers.map(|(value, unit)| number(value, unit));
         assert_eq!(texts, ["0 s", "0.03", "3", "12.3 GB/s", "941 Mb/s"]);
-        assert_eq!(date(1_795_833_900_000), "2026-11-28 01:25");
+        assert_eq!(date(1_795_833_900_000), "2026-11-28 02:45");
     }
 }

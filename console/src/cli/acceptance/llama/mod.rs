@@ -142,20 +142,15 @@ async fn compared(
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Debug, Parser)]
-    struct LlamaLine {
-        #[arg(long, global = true)]
-        json: bool,
-        #[command(flatten)]
-        options: Acceptance,
-    }
+    use crate::cli::{Command, target::parse};
 
     fn options(line: &str) -> Acceptance {
-        LlamaLine::try_parse_from(["x"].into_iter().chain(line.split_whitespace())).expect("a line").options
+        let line = format!("console acceptance {line}");
+        match parse(line.split_whitespace().map(Into::into)).expect("a line").command {
+            Some(Command::Acceptance(options)) => options,
+            other => panic!("another command: {other:?}"),
+        }
     }
 
     #[test]
