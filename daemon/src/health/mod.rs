@@ -107,7 +107,7 @@ impl Monitor {
             is_time_synchronized: time::read(root),
             page: page::read(root),
             power: self.pmic.get_or_insert_with(|| Pmic::find(root, hardware.model.as_deref())).read(now),
-            hardware: Some(hardware),
+            hardware: Some(hardware).filter(|hardware| *hardware != Hardware::default()),
         }
     }
 }
