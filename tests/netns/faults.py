@@ -56,8 +56,15 @@ def nodes_of(layout):
     return total
 
 
+def peers(addresses):
+    """The setting that names the nodes of a topology to a node in front of them."""
+    return "peers = [" + ", ".join(f'"{address}"' for address in addresses) + "]\n"
+
+
 class Campaign:
     """The faults of one layout."""
+
+    model, settings = MODEL, SETTINGS
 
     def __init__(self, layout, arguments):
         self.layout, self.arguments = layout, arguments
@@ -76,13 +83,21 @@ class Campaign:
         for node, address in enumerate(addresses):
             state = os.path.join(cluster.folder, f"pi{node + 1}")
             enter = [*network.enter(node), "unshare", "--mount", "sh", "-c", breakage.MOUNT, state]
-            cluster.add(f"pi{node + 1}", address, enter=enter, settings=SETTINGS)
-        peers = "peers = [" + ", ".join(f'"{address}"' for address in addresses) + "]\n"
-        cluster.add("front", f"10.77.0.{count + 1}:9999", enter=network.enter(count), settings=SETTINGS + peers)
+            cluster.add(f"pi{node + 1}", address, enter=enter, settings=self.settings)
+        cluster.add("front", f"10.77.0.{count + 1}:9999", enter=network.enter(count), settings=self.settings + peers(addresses))
         return cluster.daemons[:count], cluster.daemons[count]
 
+    def traffic(self, doors, seed):
+        """The streams of this campaign."""
+        count = len(self.members)
+        return streams.Streams(doors, os.path.basename(self.model), count, list(range(count)), self.arguments.streams, seed, "prefill" in self.layout, self.tell)
+
+    def breaker(self, seed):
+        """What applies the faults."""
+        return breakage.Rig(self.network, self.members, self.front, seed, self.streams.downs, self.tell)
+
     def assign(self, *more):
-        return bramble.generate(self.members, os.path.basename(MODEL), "ROMEO:", 2, "--topology", self.layout, *more, enter=self.network.enter())
+        return bramble.generate(self.members, os.path.basename(self.model), "ROMEO:", 2, "--topology", self.layout, *more, enter=self.network.enter())
 
     def serve_all(self):
         """Whether all members serve the layout."""
@@ -237,15 +252,14 @@ class Campaign:
     def run(self):
         """Runs all faults; returns the results."""
         count = nodes_of(self.layout)
-        with Network(count + 1) as network, bramble.Cluster(os.path.dirname(MODEL)) as cluster:
+        with Network(count + 1) as network, bramble.Cluster(os.path.dirname(self.model)) as cluster:
             self.network, doors = network, streams.Doors(network)
             self.members, self.front = self.start(network, cluster)
             self.addresses, self.states = ",".join(daemon.address for daemon in self.members), []
             self.assign()
             seed = f"{self.arguments.seed}-{self.layout}"
-            self.streams = streams.Streams(
-                doors, os.path.basename(MODEL), count, list(range(count)), self.arguments.streams, seed, "prefill" in self.layout, self.tell)
-            self.rig = breakage.Rig(network, self.members, self.front, seed, self.streams.downs, self.tell)
+            self.streams = self.traffic(doors, seed)
+            self.rig = self.breaker(seed)
             try:
                 asyncio.run(self.strike())
             except KeyboardInterrupt:
