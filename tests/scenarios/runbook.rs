@@ -17,6 +17,36 @@ fn commands(text: &str, kind: &str) -> Vec<String> {
     found
 }
 
+/// The names in the Python dictionaries of kinds of faults in a file.
+fn kinds(file: &str) -> Vec<String> {
+    let text = std::fs::read_to_string(root().join(file)).expect("the file is there");
+    let mut found = Vec::new();
+    let mut rest = text.as_str();
+    while let Some((_, after)) = rest.split_once("\": ") {
+        let name = rest[..rest.len() - after.len() - 3].rsplit('"').next().unwrap_or_default();
+        let is_weight = after.starts_with(|first: char| first.is_ascii_digit());
+        if is_weight && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_') {
+            found.push(name.to_owned());
+        }
+        rest = after;
+    }
+    found
+}
+
+#[test]
+fn every_injected_fault_has_an_entry() {
+    let text = std::fs::read_to_string(root().join("RUNBOOK.md")).expect("the runbook is there");
+    let (_, table) = text.split_once("## Faults that are injected on purpose").expect("there is a table");
+    let all = [kinds("tests/netns/breakage.py"), kinds("tests/chaos/harm.py")].concat();
+    assert!(all.len() > 25, "{all:?}");
+    for kind in all {
+        let row = table.lines().find(|line| line.contains(&format!("`{kind}`")));
+        let entry = row.and_then(|row| row.trim_end_matches(" |").rsplit(" | ").next());
+        let is_entry = entry.is_some_and(|entry| entry.contains("](#") || entry.starts_with("nothing to do"));
+        assert!(is_entry, "the fault {kind} has no entry in the RUNBOOK: {row:?}");
+    }
+}
+
 #[test]
 fn every_console_command_of_the_runbook_runs_as_written() {
     let text = std::fs::read_to_string(root().join("RUNBOOK.md")).expect("the runbook is there");

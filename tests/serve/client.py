@@ -22,6 +22,8 @@ class Answer:
         self.text, self.finish, self.whole, self.error = "", None, False, None
         # Error objects of the body in order, the usage at the end, and the number of lines after the end.
         self.faults, self.usage, self.after_end = [], None, 0
+        # Names of the events of a stream that names them.
+        self.events = []
         self.first_byte = self.first_token = self.end = None
         self.tokens = []
 
@@ -85,6 +87,8 @@ async def ask(host, method, path, body=None, headers=None, on_text=None, connect
 
 def take(answer, line, began, on_text):
     """Handles one line of an event stream."""
+    if line.startswith(b"event:"):
+        answer.events.append(line[6:].strip().decode())
     if not line.startswith(b"data:"):
         return
     payload = line[5:].strip()
@@ -93,7 +97,7 @@ def take(answer, line, began, on_text):
         answer.whole = True
         return
     event = json.loads(payload)
-    if "error" in event:
+    if event.get("error"):
         answer.error = event["error"]["message"]
         answer.faults.append(event["error"])
     answer.usage = event.get("usage") or answer.usage
@@ -132,8 +136,12 @@ async def until_healthy(hosts):
 
 
 def resources(daemon):
-    """Resident bytes, open files and threads of a daemon."""
+    """Resident bytes, their peak, open files, threads and bytes on the disk of a daemon."""
     folder = f"/proc/{daemon.process.pid}"
     with open(f"{folder}/status") as file:
-        fields = {line.split(":")[0]: line.split()[1] for line in file if line.startswith(("VmRSS", "Threads"))}
-    return {"resident": int(fields["VmRSS"]) << 10, "files": len(os.listdir(f"{folder}/fd")), "threads": int(fields["Threads"])}
+        fields = {line.split(":")[0]: line.split()[1] for line in file if line.startswith(("VmRSS", "VmHWM", "Threads"))}
+    # A file that is being written may get its final name meanwhile.
+    paths = [os.path.join(place, name) for place, _, names in os.walk(daemon.state) for name in names]
+    disk = sum(os.lstat(path).st_size for path in paths if os.path.exists(path))
+    return {"resident": int(fields["VmRSS"]) << 10, "peak": int(fields["VmHWM"]) << 10, "files": len(os.listdir(f"{folder}/fd")),
+            "threads": int(fields["Threads"]), "disk": disk}
