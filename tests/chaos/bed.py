@@ -18,8 +18,8 @@ CLONE_NEWNS = 0x00020000
 # Small enough to fill at once. A packed shard is written only if 1 GiB stays free.
 DISK_BYTES, LARGE_DISK_BYTES = 64 << 20, 1280 << 20
 MEMORY_BYTES = 512 << 20
-# Takes memory until the kernel kills a process of the group; itself last.
-HOG = "open('/proc/self/oom_score_adj','w').write('-900'); x=[]\nwhile True: x.append(bytearray(b'x'*(1<<20)))"
+# Takes memory until the kernel kills a process of the group.
+HOG = "x=[]\nwhile True: x.append(bytearray(b'x'*(1<<20)))"
 
 
 class Memory(Group):
@@ -48,8 +48,10 @@ class Memory(Group):
             if not self.limit(int(used * share)):
                 break
 
-    def hog(self):
-        """Another program of the group, which takes all memory that is left."""
+    def hog(self, victim):
+        """Another program of the group, which takes all memory that is left; the kernel prefers to kill the victim."""
+        with open(f"/proc/{victim}/oom_score_adj", "w") as file:
+            file.write("800")
         self.limit(self.read("memory.current", "memory.usage_in_bytes") + (24 << 20))
         return subprocess.Popen([*self.enter(), sys.executable, "-c", HOG], stderr=subprocess.DEVNULL)
 

@@ -60,9 +60,10 @@ class Case:
 
 
 CASES = [
-    *(Case(layout, layout, harm.STEADY) for layout in ("tp3", "tp4", "pp3", "pp2-tp2", "dp2-tp2", "prefill:tp1+decode:tp2")),
+    *(Case(layout, layout, harm.STEADY) for layout in ("tp3", "tp4", "pp2-tp2", "dp2-tp2", "prefill:tp1+decode:tp2")),
+    Case("pp3", "pp3-tp1", harm.STEADY),
     Case("hybrid", "tp2", harm.STEADY, model="qwen35"),
-    Case("state space", "pp2", harm.STEADY, model="granitehybrid"),
+    Case("state space", "pp2-tp1", harm.STEADY, model="granitehybrid"),
     Case("tp3, votes", "tp3", harm.MOVING, MOVING, "chain", ["pp3", "dp3"]),
     Case("dp2-tp2, votes", "dp2-tp2", harm.MOVING, MOVING, "chain", ["tp4", "pp2-tp2", "pp4"]),
     Case("tp2, witness", "tp2", {**harm.MOVING, "fight": 1}, MOVING, "chain", ["pp2", "dp2"], witness=True),

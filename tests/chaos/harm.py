@@ -110,7 +110,7 @@ class Harm(breakage.Rig):
         group, daemon = self.bed.groups[node], self.members[node]
         self.down(node)
         before = group.kills()
-        hog = group.hog()
+        hog = group.hog(daemon.process.pid)
         try:
             daemon.process.wait(timeout=5)
             self.tell(f"pi{node + 1} is out of memory: the kernel killed it")

@@ -157,7 +157,7 @@ KINDS = {
     "no such model": Kind("/v1/completions", completion(model="nothing"), status=404),
     "no such path": Kind("/v1/nothing", completion(), status=404),
     "too long": Kind("/v1/completions", lambda model, prompt, tokens, seed: {**base(model, tokens, seed), "prompt": prompt + LONG}, status=400),
-    "wrong anthropic": Kind("/v1/messages", lambda model, prompt, tokens, seed: {"model": model, "messages": says(prompt)}, status=400),
+    "wrong anthropic": Kind("/v1/messages", lambda model, prompt, tokens, seed: {"model": model, "max_tokens": tokens, "messages": prompt}, status=400),
 }
 # Kinds whose texts say something about the tokens, and depend on nothing but the request.
 COMPARED = ("completion", "completion stream", "chat", "chat stream", "echo", "tools", "schema", "embeddings", "ollama", "llama-server", "tokenize", "count tokens")
