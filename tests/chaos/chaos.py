@@ -253,7 +253,7 @@ def main():
     if arguments.seed is None:
         arguments.seed = int(time.strftime("%Y%m%d")) if arguments.short else int(time.time())
     arguments.base = arguments.seed
-    os.nice(5)
+    os.nice(2)
     bed.own_mounts()
     print(f"seed {arguments.seed}", flush=True)
     finish(strike(arguments))

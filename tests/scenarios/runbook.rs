@@ -22,8 +22,8 @@ fn kinds(file: &str) -> Vec<String> {
     let text = std::fs::read_to_string(root().join(file)).expect("the file is there");
     let mut found = Vec::new();
     let mut rest = text.as_str();
-    while let Some((_, after)) = rest.split_once("\": ") {
-        let name = rest[..rest.len() - after.len() - 3].rsplit('"').next().unwrap_or_default();
+    while let Some((before, after)) = rest.split_once("\": ") {
+        let name = before.rsplit('"').next().unwrap_or_default();
         let is_weight = after.starts_with(|first: char| first.is_ascii_digit());
         if is_weight && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_') {
             found.push(name.to_owned());
