@@ -200,7 +200,7 @@ class Harm(breakage.Rig):
                 for node in nodes:
                     daemon = self.members[node]
                     if daemon.process.poll() is not None:
-                        self.down(node)
+                        self.was_ended(node)
                         time.sleep(0.2)
                         daemon.process.stdin.close()
                         self.up(node)
@@ -209,16 +209,21 @@ class Harm(breakage.Rig):
         finally:
             for node in nodes:
                 if self.members[node].process.poll() is not None:
-                    self.down(node)
+                    self.was_ended(node)
                     self.members[node].stop()
                     self.up(node)
             self.away.clear()
 
+    def was_ended(self, node):
+        """Records that a node is down, if kill_any has not."""
+        if not any(down[0] == node and down[2] is None for down in self.downs):
+            self.down(node)
+
     def kill_any(self):
         node = self.any()
         self.tell(f"SIGKILL to pi{node + 1}")
-        # It is started again, and recorded as down, by keep_up.
-        self.away.add(node)
+        # It is started again by keep_up.
+        self.down(node)
         self.members[node].process.kill()
 
     def rolling(self):

@@ -21,6 +21,9 @@ class Kind:
             raise Wrong(f"the connection broke: {answer.error}")
         if answer.faults:
             raise typed(answer, answer.faults)
+        # A gateway that has not heard from a node lately cannot say that no node has a model.
+        if self.status == 404 and answer.status == 503 and refusal(answer).get("code") == "model_unknown":
+            return "404 model_not_found"
         if answer.status != self.status:
             raise typed(answer, [refusal(answer)])
         if self.status != 200:
