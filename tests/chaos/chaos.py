@@ -4,7 +4,7 @@ load whose texts are known. Writes each fault as a JSON line and prints the tabl
 
 usage: tests/chaos/chaos.py [--minutes M | --faults N] [--cases tp3,hybrid,..] [--links none,encrypted,..] [--kinds kill,..]
 [--seed S] [--each N] [--results FILE] [--short] [--hold X] [--keep DIR] [--programs DIR]
-       tests/chaos/chaos.py --table FILE ..
+       tests/chaos/chaos.py --table FILE .. [--compact FILE.csv]
        tests/chaos/chaos.py --list
 
 After each fault: every request has ended within its deadline with the right text or one typed error; no token is wrong
@@ -238,11 +238,15 @@ def main():
     for name in ("--short", "--stop", "--verbose", "--list", "--json"):
         parser.add_argument(name, action="store_true")
     parser.add_argument("--table", nargs="+", metavar="FILE")
+    parser.add_argument("--compact", metavar="FILE", help="with --table: write the faults in a compact form, which --table reads, too")
     arguments = parser.parse_args()
     if arguments.list:
         return print("\n".join(f"{case.name:24} {case.layout:24} {case.model:14} {', '.join(kinds_of(case, 'encrypted', arguments))}" for case in CASES))
     if arguments.table:
-        return finish(records.read(arguments.table))
+        rows = records.read(arguments.table)
+        if arguments.compact:
+            records.write_compact(rows, arguments.compact)
+        return finish(rows)
     if arguments.programs:
         bramble.RELEASE = os.path.abspath(arguments.programs)
     lacking = bed.missing()

@@ -1,11 +1,14 @@
 """Faults as JSON lines, one per fault, and the table of many of them. Lines of several runs add up."""
 import collections
+import csv
 import json
 
 # Longest time from the end of a fault until all serve again, in seconds: of 95 % of all faults.
 BACK_SECONDS = 10
 # How requests end that got what they asked for; invalid ones are refused.
 AS_WANTED = ("right", "cancelled", "refused")
+# The node to which the client was connected was ended by the fault.
+OWN = "connection"
 
 
 class Records:
@@ -21,15 +24,41 @@ class Records:
                 file.write(json.dumps(row, separators=(",", ":")) + "\n")
 
 
+# Columns of the compact form, in which results are kept in the repository.
+COLUMNS = ("day", "layout", "links", "kind", "seed", "number", "back", "late", "ended", "violations")
+
+
 def read(paths):
-    """The faults in files of JSON lines; a last line that was cut off is left out."""
+    """The faults in files of JSON lines or of the compact form; a last line that was cut off is left out."""
     rows = []
     for path in paths:
-        with open(path) as file:
-            for line in file:
-                if line.endswith("\n"):
-                    rows.append(json.loads(line))
+        with open(path, newline="") as file:
+            if path.endswith(".csv"):
+                rows += [expanded(row) for row in csv.DictReader(file)]
+            else:
+                rows += [json.loads(line) for line in file if line.endswith("\n")]
     return rows
+
+
+def write_compact(rows, path):
+    with open(path, "w", newline="") as file:
+        out = csv.writer(file, lineterminator="\n")
+        out.writerow(COLUMNS)
+        for row in rows:
+            ended = " ".join(f"{code}:{count}" for code, count in sorted(row["ended"].items()) if count)
+            times = ["" if row.get(key) is None else round(row[key], 1) for key in ("back_seconds", "late_seconds")]
+            out.writerow([row["at"][:10], row["layout"], row["links"], row["kind"], row["seed"], row["number"], *times, ended, "; ".join(row["violations"])])
+
+
+def expanded(row):
+    """A fault of the compact form."""
+    ended = {code: int(count) for code, _, count in (part.rpartition(":") for part in row["ended"].split())}
+    number = lambda text: float(text) if text else None
+    return {
+        "at": row["day"], "layout": row["layout"], "links": row["links"], "kind": row["kind"], "seed": int(row["seed"]), "number": int(row["number"]),
+        "back_seconds": number(row["back"]), "late_seconds": number(row["late"]), "ended": ended,
+        "violations": [row["violations"]] if row["violations"] else [],
+    }
 
 
 def quantile(values, share):
@@ -49,8 +78,8 @@ def figures(rows):
         "faults": len(rows), **at, "max": round(times[-1], 1) if times else None,
         "not_recovered": sum(row["back_seconds"] is None for row in rows), "operator": sum(row.get("operator", False) for row in rows),
         "violated": violated, "requests": count, "whole": sum(ended[code] for code in AS_WANTED),
-        "hangs": ended["hang"], "wrong": ended["wrong"],
-        "errors": {code: number for code, number in sorted(ended.items()) if code not in (*AS_WANTED, "hang", "wrong")},
+        "hangs": ended["hang"], "wrong": ended["wrong"], "own": ended[OWN],
+        "errors": {code: number for code, number in sorted(ended.items()) if code not in (*AS_WANTED, OWN, "hang", "wrong")},
     }
 
 
@@ -63,13 +92,13 @@ def grouped(rows, key):
 
 def line(name, one):
     times = " | ".join("–" if one[key] is None else f"{one[key]:.1f}" for key in ("p50", "p95", "max"))
-    return f"| {name} | {one['faults']} | {times} | {one['not_recovered']} | {one['requests']} | {one['whole']} | {sum(one['errors'].values())} | {one['hangs']} | {one['wrong']} |"
+    return f"| {name} | {one['faults']} | {times} | {one['not_recovered']} | {one['requests']} | {one['whole']} | {sum(one['errors'].values())} | {one['own']} | {one['hangs']} | {one['wrong']} |"
 
 
 def table(rows):
     """The table in Markdown: by layout and protection, by kind of fault, and each layout with each kind."""
-    head = "| {} | faults | p50 s | p95 s | max s | not back | requests | whole | one typed error | hangs | wrong |"
-    rule = "|---|" + "---|" * 10
+    head = "| {} | faults | p50 s | p95 s | max s | not back | requests | whole | one typed error | own node ended | hangs | wrong |"
+    rule = "|---|" + "---|" * 11
     lines = [head.format("layout, links"), rule]
     lines += [line(name, figures(group)) for name, group in grouped(rows, lambda row: f"{row['layout']}, {row['links']}")]
     lines += ["", head.format("fault"), rule]
