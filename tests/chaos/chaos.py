@@ -17,6 +17,7 @@ Needs root, ip, tc, ss, nft, cc, pgrep and a memory control group.
 cargo build --release --locked --workspace
 """
 import argparse
+import asyncio
 import datetime
 import os
 import random
@@ -46,6 +47,8 @@ SLOW = "exclude_after_ms = 0\nexclude_slow_ms = 3000\nretry_slow_ms = 2000\nsile
 STEADY = "exclude_after_ms = 0\nexclude_slow_ms = 0\n"
 # Requests that a head may still list when the streams have ended, for so long.
 QUIET_SECONDS = 5
+# Longest time for the gateway node's picture of the cluster.
+CLUSTER_SECONDS = 10
 # Faults that one cluster gets before the next one starts.
 EACH = 20
 SHORT_CASES, SHORT_EACH, SHORT_SECONDS = 4, 5, 150
@@ -121,6 +124,16 @@ class Chaos(faults.Campaign):
 
     def breaker(self, seed):
         return harm.Harm(self.bed, self.arguments.hold, self.network, self.members, self.front, seed, self.streams.downs, self.tell)
+
+    def serve_all(self):
+        """Asks the gateway node first, which costs no process, then each member."""
+        asked = client.ask("127.0.0.1", "GET", "/cluster", connect=self.streams.doors.to(len(self.members)))
+        answer = asyncio.run(asyncio.wait_for(asked, CLUSTER_SECONDS))
+        nodes = {node.get("address"): node for node in answer.json()["nodes"]} if answer.status == 200 and not answer.error else {}
+        members = [nodes.get(daemon.address, {}) for daemon in self.members]
+        self.states = [f"{node.get('state')} {node.get('fault') or ''} as the gateway node sees it" for node in members]
+        serve = all(node.get("state") in ("ready", "serving") and (node.get("topology") or {}).get("layout") == self.layout for node in members)
+        return serve and super().serve_all()
 
     async def fault(self, kind):
         if self.number == 1:
