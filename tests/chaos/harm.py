@@ -225,6 +225,7 @@ class Harm(breakage.Rig):
         # It is started again by keep_up.
         self.down(node)
         self.members[node].process.kill()
+        self.members[node].process.wait()
 
     def rolling(self):
         """A rolling restart that the nodes drive, and one more member that is killed in its middle."""
