@@ -120,7 +120,7 @@ class Chaos(faults.Campaign):
 
     def traffic(self, doors, seed):
         count = len(self.members)
-        return Traffic(doors, os.path.basename(self.model), count, list(range(count)), self.arguments.streams, seed, "prefill" in self.layout, self.tell)
+        return Traffic(self.case.model == "bard", doors, os.path.basename(self.model), count, list(range(count)), self.arguments.streams, seed, "prefill" in self.layout, self.tell)
 
     def breaker(self, seed):
         return harm.Harm(self.bed, self.arguments.hold, self.network, self.members, self.front, seed, self.streams.downs, self.tell)

@@ -33,24 +33,25 @@ class Request(streams.Prompt):
         return "/v1/chat/completions" if self.chat else "/v1/completions", body
 
 
-def requests(prompts, is_long):
-    """Every prompt as a greedy stream, and some of them in other ways. With a prefill group the texts of long prompts
-    depend on where they were computed: those are asked in one way only."""
+def requests(prompts, is_long, has_chats):
+    """Every prompt as a greedy stream, and some of them in other ways: as chats only if the model has a
+    template. With a prefill group the texts of long prompts depend on where they were computed: those are asked in one
+    way only."""
     found = []
     for index, prompt in enumerate(prompts):
         tokens = prompt.tokens if is_long and len(prompt.text) > 100 else TOKENS[index % len(TOKENS)]
         found.append(Request(prompt.text, tokens))
         if len(prompt.text) < 100:
-            found.append(Request(prompt.text, tokens // 2, chat=index % 2 == 0, is_stream=index % 3 == 0, seed=None if index % 4 == 0 else index))
+            found.append(Request(prompt.text, tokens // 2, chat=has_chats and index % 2 == 0, is_stream=index % 3 == 0, seed=None if index % 4 == 0 else index))
     return found
 
 
 class Traffic(streams.Streams):
     """`downs`, lanes and verdicts are those of Streams; one more lane cancels requests and sends invalid ones."""
 
-    def __init__(self, *more):
+    def __init__(self, has_chats, *more):
         super().__init__(*more)
-        self.prompts = requests(self.prompts, self.is_long)
+        self.prompts = requests(self.prompts, self.is_long, has_chats)
         self.others = collections.Counter()
 
     async def ask(self, node, prompt, on_text=None, **more):

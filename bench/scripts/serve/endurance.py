@@ -59,7 +59,7 @@ class Run:
     async def one(self, number):
         """Sends a request of a random kind; a few clients leave before the end."""
         chance = random.Random(f"{self.arguments.seed} {number}")
-        name = chance.choice(list(kinds.KINDS))
+        name = chance.choice(self.arguments.kinds)
         kind, host = kinds.KINDS[name], self.hosts[number % len(self.hosts)]
         seed = chance.randrange(kinds.REPEATED)
         prompt, tokens = f"{bramble.PROMPTS[seed % len(bramble.PROMPTS)]} {seed}", 1 + seed % 12
@@ -160,7 +160,8 @@ class Run:
             if len(settled) < 3:
                 continue
             then, now = settled[0], settled[-1]
-            rows.append({"node": name, "process": pid, "requests": samples[-1][0] - samples[0][0], "then": then, "now": now})
+            rows.append({"node": name, "process": pid, "requests": samples[-1][0] - samples[0][0], "then": then, "now": now,
+                         "resident_mb": [[done, round(found["resident"] / 1e6, 1)] for done, found in samples[::1 + len(samples) // 60]]})
             bounds = {"resident": GROWTH_BYTES, "peak": GROWTH_BYTES, "disk": GROWTH_BYTES, "files": GROWTH_FILES, "threads": GROWTH_THREADS}
             for what in [what for what, bound in bounds.items() if now[what] > then[what] + bound]:
                 self.fail(f"{name} grows: {what} {then[what]} -> {now[what]}")
@@ -180,7 +181,8 @@ def main():
     parser.add_argument("--topology", default="dp2-tp2")
     parser.add_argument("--fault-every", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--results", metavar="FILE")
+    parser.add_argument("--kinds", type=lambda text: text.split(","), default=list(kinds.KINDS), help="only these kinds of requests")
+    parser.add_argument("--results", metavar="FILE", help="figures, with the memory of each process over time, as JSON")
     parser.add_argument("--programs", metavar="DIR")
     arguments = parser.parse_args()
     if arguments.programs:

@@ -121,8 +121,10 @@ impl StepLatency {
     }
 
     /// Charges a step of `time`, prompt tokens included, to the budget; `entered` of the waiting answers took part in
-    /// it.
-    pub fn charge(&mut self, pending: Pending, entered: usize, time: Nanoseconds) {
+    /// it, and `has_prompt` if tokens of prompts did. A step without prompts earns as much as one of the usual time,
+    /// however long it took: other programs or the network delayed it. Charged for such delays, short prompts would
+    /// wait until all answers end.
+    pub fn charge(&mut self, pending: Pending, entered: usize, has_prompt: bool, time: Nanoseconds) {
         if pending.answers == 0 {
             // No answer waits for a token.
             (self.slack, self.paused) = (f32::MAX, 0.0);
@@ -134,7 +136,8 @@ impl StepLatency {
             self.slack = (self.slack.min(most) - time).max(-base);
             self.paused += time;
         } else {
-            self.slack = (self.slack.min(most) + PROMISED * base - time).clamp(-base, most);
+            let own = if has_prompt { time } else { time.min(base) };
+            self.slack = (self.slack.min(most) + PROMISED * base - own).clamp(-base, most);
             self.paused = 0.0;
         }
     }
@@ -246,7 +249,7 @@ mod tests {
         let one = pending(1, 1);
         (1..=128).for_each(|rows| observe(&mut latency, rows, rows > 1, time(rows)));
         assert_eq!(latency.prefill_budget_ahead(one, 64), Some(0), "no budget is saved");
-        (0..100).for_each(|_| latency.charge(one, 1, Nanoseconds(1000 * time(1))));
+        (0..100).for_each(|_| latency.charge(one, 1, false, Nanoseconds(1000 * time(1))));
         assert_eq!(
             (latency.prefill_budget_ahead(one, 64), latency.prefill_budget_mixed(one, 100)),
             (Some(64), 8),
@@ -259,12 +262,39 @@ mod tests {
             let time = if tokens > 0 { time(tokens) } else { time(1) };
             paused = if tokens > 0 { paused + time } else { 0 };
             assert!(paused as f32 <= PAUSE_UNSEEN / 1000.0, "a pause of {paused}");
-            latency.charge(one, usize::from(tokens == 0), Nanoseconds(1000 * time));
+            latency.charge(one, usize::from(tokens == 0), tokens > 0, Nanoseconds(1000 * time));
             own += if tokens > 0 { 0 } else { time };
             all += time;
         }
         let most = PROMISED * own as f32 + (SAVED_MAX + PROMISED) * time(1) as f32;
         assert!(all as f32 <= most && all as f32 > 0.9 * most, "all took {all} of at most {most}");
+    }
+
+    #[test]
+    fn delayed_answers_do_not_starve_short_prompts() {
+        let mut latency = StepLatency::default();
+        let one = pending(1, 1);
+        observe(&mut latency, 16, true, 60_000);
+        observe(&mut latency, 1, false, 10_000);
+        // Other programs delay every second step.
+        let answer = |latency: &mut StepLatency, step: u64| {
+            let time = Nanoseconds(if step.is_multiple_of(2) { 10_000_000 } else { 100_000_000 });
+            latency.charge(one, 1, false, time);
+            latency.observe(1, false, time);
+        };
+        (0..200).for_each(|step| answer(&mut latency, step));
+        for prompt in 0..20 {
+            let waited = (0..1000).find(|step| {
+                let is_due = latency.prefill_budget_ahead(one, 16) == Some(16);
+                if !is_due {
+                    answer(&mut latency, *step);
+                }
+                is_due
+            });
+            assert!(waited.is_some_and(|steps| steps <= 10), "prompt {prompt} waited {waited:?} steps");
+            latency.charge(one, 0, true, Nanoseconds(60_000_000));
+            latency.observe(16, true, Nanoseconds(60_000_000));
+        }
     }
 
     #[test]

@@ -357,7 +357,7 @@ impl Scheduler {
 
     /// Records the time of a plan's step.
     pub fn record_time(&mut self, plan: &Plan, time: Nanoseconds) {
-        self.latency.charge(self.pending, self.answers_entered, time);
+        self.latency.charge(self.pending, self.answers_entered, plan.is_prefill, time);
         // A step with logits at many positions has little evidence about others.
         let is_scored =
             plan.is_prefill && plan.entries.windows(2).any(|two| two[0].slot == two[1].slot && two[0].wants_logits);
