@@ -74,7 +74,7 @@ class Bed:
 
     def __init__(self, folder, layout, model, links, others):
         self.folder, self.layout, self.model, self.links, self.other_layouts = folder, layout, model, links, others
-        self.groups, self.clocks, self.memory = [], [], MEMORY_BYTES
+        self.groups, self.clocks, self.disks, self.memory = [], [], [], MEMORY_BYTES
         # Consoles save nothing in the home of the user.
         os.environ["XDG_CONFIG_HOME"] = os.path.join(folder, "config")
         self.key = None if links == "none" else keys.create(folder)
@@ -93,6 +93,7 @@ class Bed:
         """Prepares a node, with a large disk or a small one; returns the command prefix and the settings of its daemon."""
         state = os.path.join(self.folder, name)
         os.makedirs(state)
+        self.disks.append(state)
         breakage.run(["mount", "-t", "tmpfs", "-o", f"size={LARGE_DISK_BYTES if is_large else DISK_BYTES}", "chaos", state])
         group = Memory(name, self.memory)
         if not group.folder:
@@ -121,5 +122,9 @@ class Bed:
             file.write(struct.pack("<q", int(seconds * 1e9)))
 
     def remove(self):
+        """Removes everything, once the daemons have ended."""
         for group in self.groups:
             group.remove()
+        for disk in self.disks:
+            breakage.run(["umount", "--lazy", disk])
+        shutil.rmtree(self.folder, ignore_errors=True)

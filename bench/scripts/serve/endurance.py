@@ -3,7 +3,7 @@
 as wanted or end with one typed error, and memory, descriptors, threads and disk of the daemons must stay constant.
 
 cargo build --release --locked --workspace && bench/scripts/serve/endurance.py [--requests 1000] [--topology dp2-tp2]
-[--concurrency 8] [--fault-every 0] [--seed S] [--results FILE] [--programs DIR]
+[--concurrency 8] [--minutes M] [--fault-every 0] [--seed S] [--kinds chat,..] [--results FILE] [--programs DIR]
 
 --fault-every N: a fault after every N requests: kill -9 of the third or fourth daemon, which starts again, or a pause of
 2.5 s of any of the four. Growth is measured per process, from a tenth of all requests after its start to its last
@@ -53,6 +53,7 @@ class Run:
         self.daemons, self.arguments, self.chance = daemons, arguments, random.Random(arguments.seed)
         self.hosts = [client.place(daemon) for daemon in (daemons[4], daemons[0], daemons[1])]
         self.counts, self.errors, self.failed, self.texts = collections.Counter(), collections.Counter(), [], {}
+        self.end = time.monotonic() + 60 * arguments.minutes if arguments.minutes else float("inf")
         self.samples, self.numbers, self.done = collections.defaultdict(list), iter(range(arguments.requests)), 0
         self.fault_until, self.faults, self.is_over = time.monotonic(), collections.Counter(), False
 
@@ -97,6 +98,8 @@ class Run:
 
     async def lane(self):
         for number in self.numbers:
+            if time.monotonic() > self.end:
+                return
             try:
                 await self.one(number)
             except asyncio.TimeoutError:
@@ -177,6 +180,7 @@ def show(row):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--minutes", type=float, help="end after this time at the latest")
     parser.add_argument("--concurrency", type=int, default=8)
     parser.add_argument("--topology", default="dp2-tp2")
     parser.add_argument("--fault-every", type=int, default=0)
