@@ -151,6 +151,10 @@ class Chaos(faults.Campaign):
         if time.monotonic() > self.arguments.end:
             self.arguments.faults = self.number
 
+    async def progress(self, ran):
+        """An answer that is no stream shows no progress before its end."""
+        await super().progress([(stream, heard) for stream, heard in ran if getattr(stream.prompt, "is_stream", True)])
+
     async def strike(self):
         await super().strike()
         self.left()

@@ -192,6 +192,9 @@ class Harm(breakage.Rig):
         begin, at = time.monotonic(), self.random.uniform(0.1, 6) * self.hold
         nodes = range(len(self.members))
         self.away.update(nodes)
+        # Each of them may end at any time, before that is noticed here.
+        first = len(self.downs)
+        self.downs += [(node, begin, float("inf")) for node in nodes]
         try:
             while console.poll() is None and time.monotonic() < begin + seconds:
                 if strike and time.monotonic() > begin + at:
@@ -213,6 +216,7 @@ class Harm(breakage.Rig):
                     self.members[node].stop()
                     self.up(node)
             self.away.clear()
+            self.downs[first:first + len(nodes)] = [(node, begin, time.monotonic()) for node in nodes]
 
     def was_ended(self, node):
         """Records that a node is down, if kill_any has not."""
