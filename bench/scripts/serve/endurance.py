@@ -28,7 +28,8 @@ import kinds
 
 MODEL = "bard-q8_0.gguf"
 MODELS = os.path.join(bramble.ROOT, "packaging", "demo")
-SETTINGS = "threads = 1\nexclude_after_ms = 0\nexclude_slow_ms = 0\n"
+# Keys and values that are stored in memory may take a sixteenth of it: here so little that the bound is reached soon.
+SETTINGS = "threads = 1\nexclude_after_ms = 0\nexclude_slow_ms = 0\nkv_store_max_mib = 8\n"
 GROWTH_BYTES, GROWTH_FILES, GROWTH_THREADS = 16 << 20, 4, 2
 # Codes with which a request may end after a fault, and no other.
 TYPED = (

@@ -99,6 +99,8 @@ impl KvKeeping {
         let part: Part = part.parse().map_err(|()| invalid("not a part of a model"))?;
         let label = Label::read(&file).filter(|label| label.part == part.hash());
         let label = label.ok_or_else(|| invalid("a damaged file of keys and values"))?;
+        // Kept in memory, it must take what it is counted for: it grew in pieces, to up to twice its length.
+        file.shrink_to_fit();
         let written = folder.write(&label, &part, &Arc::new(file));
         written.map_err(|error| FaultKind::StoreFailed { reason: error.to_string() })?;
         Ok(KvResponse::Written)
