@@ -2,17 +2,22 @@
 # A signed flat apt repository: packaging/apt-repository.sh FOLDER FILE.deb.. adds the packages to FOLDER and signs it again.
 # GPG_KEY names the signing key (fingerprint, in GNUPGHOME); without it, a key is created in ~/.config/bramble/apt-key.
 # BRAMBLE_APT_DAYS is the validity of the list in days (default 180): run this again, without FILE.deb, before it expires.
+# BRAMBLE_APT_URL is the address under which FOLDER is served, for its install.sh; without it, that takes it as an argument.
 set -euo pipefail
 fail() { echo "apt-repository: $*" >&2; exit 1; }
 [ $# -ge 1 ] || fail "usage: apt-repository.sh FOLDER FILE.deb.."
 days=${BRAMBLE_APT_DAYS:-180}
 [[ $days =~ ^-?[0-9]{1,4}$ ]] || fail "BRAMBLE_APT_DAYS is $days, not a number of days"
-for program in dpkg-scanpackages gpg gzip sha256sum; do
+url=${BRAMBLE_APT_URL:-}
+[[ -z $url || $url =~ ^(https?|file):[A-Za-z0-9._~:/@%+-]+$ ]] || fail "BRAMBLE_APT_URL is $url, not an address"
+url=${url%/}
+for program in dpkg-scanpackages gpg gzip sha256sum base64; do
     command -v "$program" >/dev/null || fail "needs $program: apt-get install dpkg-dev gpg"
 done
 folder=$(realpath -m "$1")
 shift
 mkdir -p "$folder"
+template=$(dirname "$(realpath "$0")")/install.sh
 
 if [ -z "${GPG_KEY:-}" ]; then
     export GNUPGHOME=${BRAMBLE_APT_KEY:-${XDG_CONFIG_HOME:-$HOME/.config}/bramble/apt-key}
@@ -58,22 +63,38 @@ gzip -9nk "$new/Packages"
 gpg --batch --yes --quiet --local-user "$GPG_KEY" --armor --detach-sign --output "$new/Release.gpg" "$new/Release"
 gpg --batch --yes --quiet --local-user "$GPG_KEY" --clearsign --output "$new/InRelease" "$new/Release"
 gpg --batch --yes --quiet --export "$GPG_KEY" >"$new/bramble.gpg"
+# The script contains the key, so one checksum covers both.
+fingerprint=$(gpg --batch --show-keys --with-colons "$new/bramble.gpg" 2>/dev/null | awk -F: '/^fpr/ {print $10; exit}')
+{
+    sed '/^@KEY@$/,$d' "$template"
+    base64 -w 76 "$new/bramble.gpg"
+    sed '1,/^@KEY@$/d' "$template"
+} | sed -e "s|@ADDRESS@|$url|" -e "s|@FINGERPRINT@|$fingerprint|" -e "s|@SUM@|$(sha256sum <"$new/bramble.gpg" | cut -d' ' -f1)|" >"$new/install.sh"
+address=${url:-ADDRESS}
+line="curl -fsSLo install.sh $address/install.sh && echo '$(sha256sum <"$new/install.sh" | cut -d' ' -f1)  install.sh' | sha256sum -c && sudo sh install.sh $([ -n "$url" ] || echo ADDRESS)"
+line=${line% }
 cat >"$new/README" <<TEXT
-On each node, once, with the address under which this folder is served (or file:/FOLDER) as ADDRESS:
+On each node, once, this line installs Bramble; ADDRESS is the address under which this folder is served, or file:/FOLDER:
 
-    sudo curl -fsSo /usr/share/keyrings/bramble.gpg ADDRESS/bramble.gpg
-    echo 'deb [signed-by=/usr/share/keyrings/bramble.gpg] ADDRESS ./' | sudo tee /etc/apt/sources.list.d/bramble.list
+    $line
+
+Give this line to others over another channel than this folder: its checksum covers the script and the key in it, so that an attacker
+between server and node can replace neither. It changes with the key and this script only. The same by hand:
+
+    sudo curl -fsSo /usr/share/keyrings/bramble.gpg $address/bramble.gpg
+    echo 'deb [signed-by=/usr/share/keyrings/bramble.gpg] $address ./' | sudo tee /etc/apt/sources.list.d/bramble.list
     sudo apt update && sudo apt install bramble-daemon bramble-console
 
-Over http an attacker could replace the key. Compare its fingerprint with the one that you received over another channel:
+Then compare the key's fingerprint with the one that you received over another channel:
 
     gpg --show-keys /usr/share/keyrings/bramble.gpg
 
-From then on: sudo apt update && sudo apt upgrade on each node, then \`console restart\`, which restarts one node after another with the new version.
-Key: $GPG_KEY
+From then on: sudo apt update && sudo apt upgrade on each node, then the restart that docs/upgrade.md describes.
+Key: $fingerprint
 TEXT
 chmod 644 "$new"/*
-for name in README bramble.gpg Packages Packages.gz Release Release.gpg InRelease; do
+for name in README install.sh bramble.gpg Packages Packages.gz Release Release.gpg InRelease; do
     mv "$new/$name" "$name"
 done
 echo "apt-repository: $(grep -c '^Package: ' Packages) packages in $folder, signed by $GPG_KEY"
+echo "apt-repository: nodes install by: $line"
