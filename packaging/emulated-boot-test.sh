@@ -61,7 +61,6 @@ make_kernel() {
     (cd "$to" && foreign apt-get download "$image" busybox-static >>log 2>&1) || return 1
     for deb in "$to"/*.deb; do dpkg-deb -x "$deb" "$to/files"; done
     mv "$to"/files/boot/vmlinuz-* "$to/vmlinuz"
-    find "$to/files/usr/lib/modules" -name '*.ko.xz' -exec xz -d {} +
     ln -s usr/lib "$to/files/lib"
     local version init=$to/init module
     version=$(ls "$to/files/usr/lib/modules")
@@ -76,8 +75,8 @@ make_kernel() {
         done < <(modprobe -d "$to/files" -S "$version" --show-depends $module 2>/dev/null | sed -n 's/^insmod //p')
     done
     for module in "${order[@]}"; do
-        cp "$module" "$init/modules/"
-        echo "insmod /modules/$(basename "$module")"
+        xz -dc "$module" >"$init/modules/$(basename "$module" .xz)"
+        echo "insmod /modules/$(basename "$module" .xz)"
     done >"$to/insmods"
     {
         printf '#!/bin/busybox sh\nbusybox mount -t proc proc /proc; busybox mount -t sysfs sys /sys; busybox mount -t devtmpfs dev /dev\n'
