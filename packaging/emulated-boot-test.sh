@@ -179,6 +179,7 @@ ln -s ../smoke.service "$root/etc/systemd/system/multi-user.target.wants/smoke.s
 mke2fs -q -t ext4 -d "$root" "$work/root.img" 2G
 rm -rf "$root"
 
+: >"$work/console.log"
 step "boot $kernel on a $cpu"
 qemu-system-aarch64 -machine virt,gic-version=3 -cpu "$cpu" -accel tcg,thread=multi -smp 2 -m 2048 -nographic -no-reboot -nic none \
     -kernel "$cache/$kernel/vmlinuz" -initrd "$cache/$kernel/initrd" -append "console=ttyAMA0 root=/dev/vda rw quiet systemd.show_status=yes" \

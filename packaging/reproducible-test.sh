@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Whether two builds of the packages in two folders have the same bytes: packaging/reproducible-test.sh [amd64] [arm64]
 # builds them here and in a clone of this commit below /tmp, compares them, and lists what differs. Two full builds.
-# packaging/reproducible-test.sh --packing only packs what is built already (target/release) here and in another folder.
+# packaging/reproducible-test.sh --packing FOLDER only packs the programs of target/release again, in another folder, and
+# compares with the packages in FOLDER, which build-deb.sh has made here with BRAMBLE_AS_BUILT=1.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 fail() { echo "reproducible-test: $*" >&2; exit 1; }
@@ -54,25 +55,22 @@ compare() { # compare FOLDER FOLDER
 }
 
 if [ "${1:-}" = --packing ]; then
-    [ -x target/release/brambled ] && [ -d target/packaging ] || fail "nothing is built: packaging/build-deb.sh"
-    mkdir -p "$other/repository" "$other/one" "$other/two"
+    here=$(realpath "${2:?FOLDER with the packages}")
+    tools=$PWD/target/tools/bin
+    mkdir -p "$other/one" "$other/two" "$other/repository/target/release"
+    cp "$here"/*_amd64.deb "$other/one/"
     git ls-files -z | xargs -0 cp --parents -t "$other/repository"
-    mkdir -p "$other/repository/target/release"
     cp -r target/packaging "$other/repository/target/"
     cp target/release/brambled target/release/console "$other/repository/target/release/"
     touch -d '2001-02-03' "$other"/repository/target/release/* "$other"/repository/target/packaging/*
-    pack() { # pack FOLDER TO
-        local package
-        for package in bramble-daemon bramble-console; do
-            (cd "$1" && packaging/sbom.py $package x86_64-unknown-linux-gnu target/release/$package.cdx.json >/dev/null &&
-                CARGO_TARGET_DIR=$1/target "$tools/bin/cargo-deb" -p $package --no-build --strip --quiet --output "$2/")
-        done
-    }
-    tools=$PWD/target/tools
     SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
-    export SOURCE_DATE_EPOCH
-    pack "$PWD" "$other/one"
-    (umask 077 && TZ=Pacific/Auckland LC_ALL=C pack "$other/repository" "$other/two")
+    export SOURCE_DATE_EPOCH CARGO_TARGET_DIR=$other/repository/target TZ=Pacific/Auckland LC_ALL=C
+    umask 077
+    cd "$other/repository"
+    for package in bramble-daemon bramble-console; do
+        packaging/sbom.py $package x86_64-unknown-linux-gnu target/release/$package.cdx.json >/dev/null
+        "$tools/cargo-deb" -p $package --no-build --strip --quiet --output "$other/two/"
+    done
     compare "$other/one" "$other/two" || fail "packing the same programs twice gives different packages"
     exit 0
 fi
