@@ -1,0 +1,457 @@
+#!/usr/bin/env python3
+"""Writes seeds of the fuzz targets, made of the repository's fixtures, below fuzz/corpus. A target without seeds here
+finds its way alone."""
+import gzip
+import json
+import pathlib
+import re
+import struct
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+CORPUS = ROOT / "fuzz/corpus"
+FIXTURES = ROOT / "tests/fixtures"
+
+
+def write(target, name, data):
+    folder = CORPUS / target
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"seed-{name}").write_bytes(data)
+
+
+def text(data):
+    return struct.pack("<Q", len(data)) + data
+
+
+class Gguf:
+    """A GGUF header as keys and tensors, each as its bytes."""
+
+    FIXED = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+
+    def __init__(self, data):
+        self.data, self.at = data, 8
+        tensors, keys = self.long(), self.long()
+        self.keys, self.tensors = {}, []
+        for _ in range(keys):
+            key = self.text()
+            begin = self.at
+            self.skip(self.number())
+            self.keys[key.decode()] = data[begin : self.at]
+        for _ in range(tensors):
+            begin = self.at
+            self.text()
+            count = self.number()
+            self.at += 8 * count + 12
+            self.tensors.append(data[begin : self.at])
+
+    def number(self):
+        self.at += 4
+        return struct.unpack_from("<I", self.data, self.at - 4)[0]
+
+    def long(self):
+        self.at += 8
+        return struct.unpack_from("<Q", self.data, self.at - 8)[0]
+
+    def text(self):
+        length = self.long()
+        self.at += length
+        return self.data[self.at - length : self.at]
+
+    def skip(self, kind):
+        if kind == 8:
+            self.text()
+        elif kind == 9:
+            of, count = self.number(), self.long()
+            if of in (8, 9):
+                for _ in range(count):
+                    self.skip(of)
+            else:
+                self.at += count * self.FIXED[of]
+        else:
+            self.at += self.FIXED[kind]
+
+    def header(self, keys, with_tensors):
+        kept = {key: value for key, value in self.keys.items() if keys(key)}
+        tensors = self.tensors if with_tensors else []
+        head = b"GGUF\x03\0\0\0" + struct.pack("<QQ", len(tensors), len(kept))
+        return head + b"".join(text(key.encode()) + value for key, value in kept.items()) + b"".join(tensors)
+
+
+def opened(path):
+    return gzip.open(path).read() if path.suffix == ".gz" else path.read_bytes()
+
+
+def gguf():
+    models = sorted((FIXTURES / "reference").glob("*.gguf")) + [ROOT / "packaging/demo/bard-q8_0.gguf"]
+    # `family headers FOLDER` writes a file of each family (.ci/models builds it).
+    models += sorted(pathlib.Path(folder) for folder in (ROOT / "target/families").glob("*.gguf"))
+    for path in models:
+        header = Gguf(opened(path)).header(lambda key: not key.startswith("tokenizer.ggml."), True)
+        write("gguf", path.stem, header)
+
+
+def tokenizer():
+    texts = [b"Hello world, 1 + 1 = 2!\n\n  \t\xc3\x84rger \xf0\x9f\xa6\x99 don't <s></s><|im_end|>", b" a", b"\r\n x"]
+    for path in sorted((FIXTURES / "vocab/parts").glob("*.gguf.gz")):
+        header = Gguf(opened(path)).header(lambda key: key.startswith(("tokenizer.", "general.name")), False)
+        if len(header) < 64 << 10:
+            write("tokenizer", path.name.split(".")[0], header + b"\0TEXT\0" + texts[0])
+    for which in range(3):
+        for place, one in enumerate(texts):
+            write("tokenizer", f"stored-{which}-{place}", bytes([which]) + one)
+
+
+def templates():
+    conversations = json.loads((FIXTURES / "templates/conversations.json").read_text())
+    for path in sorted((FIXTURES / "templates").glob("*.jinja")):
+        for flags in range(4):
+            write("template", f"{path.stem}-{flags}", bytes([flags]) + path.read_bytes())
+        for name, chat in conversations.items():
+            parts = [path.read_bytes(), json.dumps(chat["messages"], ensure_ascii=False).encode()]
+            if "tools" in chat:
+                parts.append(json.dumps(chat["tools"], ensure_ascii=False).encode())
+            write("template", f"{path.stem}-{name}", bytes([1 if "tools" in chat else 0]) + b"\0".join(parts))
+
+
+# Answers in the order of the formats in fuzz_targets/answer.rs.
+ANSWERS = [
+    "plain text",
+    '{"name": "f", "parameters": {"a": "x", "b": 1}}',
+    'a<tool_call>\n{"name": "f", "arguments": {"a": "x"}}\n</tool_call>\n<tool_call>{"name": "g", "arguments": {}}</tool_call>',
+    "<tool_call>\n<function=f>\n<parameter=a>\nx\n</parameter>\n<parameter=b>\n1\n</parameter>\n</function>\n</tool_call>",
+    "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>x</arg_value>\n<arg_key>b</arg_key><arg_value>1</arg_value>\n</tool_call>",
+    "<|tool_call_start|>[f(a=\"x\", b=1, c=[True, None, {'d': 2.5}]), g()]<|tool_call_end|>",
+    "<function_calls>\nf(a=\"x\")\ng(b=1)\n</function_calls>",
+    '<|tool_call>call:f{a:<|"|>x<|"|>,b:1,c:[{d:true}]}<tool_call|>',
+    '<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": "x"}<|call|><|start|>assistant<|channel|>final<|message|>done<|return|>',
+    '[TOOL_CALLS]f[ARGS]{"a": "x"}[TOOL_CALLS][{"name": "f", "arguments": {"b": 1}}]',
+    '<|tool_call|>[{"name": "f", "arguments": {"a": "x"}}]functools[{"name": "f", "arguments": {}}]',
+    '<TOOLCALL>[{"name": "f", "arguments": {"a": "x"}}]</TOOLCALL>',
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{\"a\": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+]
+
+
+def answers():
+    for place, answer in enumerate(ANSWERS):
+        for flags in (0x01, 0x11, 0x21, 0x0F):
+            thought = "<think>why not</think>\n" if flags >> 4 == 1 else "hm</think>" if flags >> 4 == 2 else ""
+            write("answer", f"{place}-{flags}", bytes([place, flags, 3]) + (thought + answer).encode())
+    for place, answer in enumerate(ANSWERS):
+        write("conversation", f"answer-{place}", bytes([place * 2 + 1]) + answer.encode())
+    chat = {"version": 1, "id": "a-1", "title": "t", "system": "s", "changed_ms": 5, "turns": [
+        {"prompt": "p", "answer": {"model": "m", "thought": "t", "text": "x", "figures": "f", "failure": "no"}},
+        {"prompt": "q"}]}
+    write("conversation", "stored", b"\0" + json.dumps(chat).encode())
+
+
+SCHEMAS = [
+    {"type": "object", "properties": {"a": {"type": "string", "pattern": "^[a-z]{1,3}$"}, "b": {"type": "integer", "minimum": -5, "maximum": 70}}, "required": ["a"], "additionalProperties": False},
+    {"anyOf": [{"const": 1}, {"enum": ["x", None, True]}, {"type": "array", "items": {"type": "number"}, "minItems": 1, "maxItems": 3}]},
+    {"$defs": {"node": {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}}}, "$ref": "#/$defs/node"},
+    {"type": ["string", "null"], "format": "date-time", "minLength": 2, "maxLength": 9},
+    {"allOf": [{"type": "object", "properties": {"a": {"type": "boolean"}}}, {"required": ["a"]}], "oneOf": [{"type": "object"}]},
+    {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "string"}], "items": False, "uniqueItems": True},
+    {"type": "object", "patternProperties": {"^x-": {"type": "number", "multipleOf": 0.5}}, "minProperties": 1, "not": {"type": "null"}},
+]
+
+
+def schemas():
+    for place, schema in enumerate(SCHEMAS):
+        for flags in (0, 3, 0x13, 0x23, 0x33, 0x43, 0x53, 0x63, 0x73, 5):
+            write("grammar", f"{place}-{flags}", bytes([flags]) + json.dumps(schema).encode())
+
+
+def messages():
+    kinds = {"Request": 0, "Response": 3, "Hello": 6, "Welcome": 7, "Beat": 8}
+    for line in (FIXTURES / "wire-4/messages.txt").read_text().splitlines():
+        name, number, data = line.split()
+        if name in kinds:
+            write("messages", f"{name}-{number}", bytes([kinds[name], 0]) + bytes.fromhex(data))
+            if name == "Hello":
+                write("handshake", f"hello-{number}", b"\1\0" + struct.pack("<I", len(data) // 2) + bytes.fromhex(data))
+    for preamble in (b"BRAMBLE\n\x04\0\x0e\0\0\0\0\0", b"BRAMBLE\n\x04\0\x0e\0\x01\x01\x03\x02", b"BRAMBLE\n\x04\0\x0e\0\x02\x02\x02\x01"):
+        for flags in (0, 1):
+            write("handshake", f"preamble-{preamble[12]}-{flags}", bytes([0, flags]) + preamble + b"payload")
+    for seed in range(0, 256, 23):
+        write("handshake", f"link-{seed}", bytes([2, seed]) + b"\x05\0\0\0hello")
+    write("handshake", "code", b"\3\0" + b"1234-5678\0" + bytes(33) + b"\0" + b"07" * 32)
+    write("handshake", "announcement", b"\4\0pi1\x000.1.0\x001\0")
+    write("handshake", "wrapped", b"\5\0" + bytes(32) + bytes([52]) + bytes(52))
+
+
+TOOLS = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": SCHEMAS[0]}}]
+USER = [{"role": "system", "content": "S"}, {"role": "user", "content": "Hi"}]
+SAMPLING = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": 3, "stop": ["x", "y"], "max_tokens": 9, "frequency_penalty": 0.5, "presence_penalty": 0.5, "repeat_penalty": 1.1, "logit_bias": {"5": -3}, "n": 2, "logprobs": True, "top_logprobs": 3, "stream": True, "stream_options": {"include_usage": True}, "user": "u"}
+BODIES = [
+    (0, {"model": "m", "prompt": "once", "echo": True, **{k: v for k, v in SAMPLING.items() if "logprobs" not in k}, "stream": False}),
+    (0, {"prompt": [[1, 2], [3]], "logprobs": 2}),
+    (0, {"prompt": ["a", "b"], "guided_json": SCHEMAS[0], "max_tokens": 0, "echo": True}),
+    (1, {"model": "m", "messages": USER, **SAMPLING}),
+    (1, {"messages": USER + [{"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{\"a\":1}"}}]}, {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "7"}]}], "tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}),
+    (1, {"messages": USER, "response_format": {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": SCHEMAS[1]}}, "reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": True}, "thinking_budget": 5}),
+    (1, {"messages": USER, "functions": [TOOLS[0]["function"]], "function_call": {"name": "f"}, "stream": True}),
+    (1, {"messages": USER + [{"role": "assistant", "content": "It"}], "continue_final_message": True, "add_generation_prompt": False, "response_format": {"type": "json_object"}}),
+    (1, {"messages": USER, "structured_outputs": {"json": SCHEMAS[2]}, "speculative.n_max": 3, "ignore_eos": True, "cache_prompt": True}),
+    (2, {"model": "m", "system": [{"type": "text", "text": "S"}], "max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "tool_result", "tool_use_id": "t", "content": "r"}]}, {"role": "assistant", "content": [{"type": "thinking", "thinking": "h", "signature": "s"}, {"type": "tool_use", "id": "t", "name": "f", "input": {"a": 1}}]}], "tools": [{"name": "f", "description": "d", "input_schema": SCHEMAS[0]}], "tool_choice": {"type": "any"}, "thinking": {"type": "enabled", "budget_tokens": 1024}, "stop_sequences": ["x"], "stream": True}),
+    (2, {"messages": [{"role": "user", "content": "a"}], "max_tokens": 5, "output_config": {"format": {"type": "json_schema", "schema": SCHEMAS[0]}}, "thinking": {"type": "disabled"}}),
+    (3, {"input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]}, {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}, {"type": "function_call_output", "call_id": "c", "output": "7"}, {"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}]}, {"type": "item_reference", "id": "i"}], "instructions": "S", "tools": [{"type": "function", "name": "f", "parameters": SCHEMAS[0], "strict": True}], "tool_choice": {"type": "function", "name": "f"}, "text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMAS[0]}}, "reasoning": {"effort": "low"}, "max_output_tokens": 5, "store": True, "stream": True, "metadata": {"a": "b"}}),
+    (3, {"input": "a", "previous_response_id": "resp_1", "truncation": "auto"}),
+    (3, {"input": "a", "store": False}),
+    (4, {"model": "m:latest", "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]}, {"role": "tool", "content": "7", "tool_name": "f"}], "tools": TOOLS, "format": SCHEMAS[0], "think": True, "options": {"num_predict": 5, "temperature": 0, "stop": ["x"]}, "keep_alive": "5m", "stream": False}),
+    (4, {"model": "m", "messages": [], "think": "high"}),
+    (5, {"model": "m", "prompt": "a", "system": "S", "suffix": "", "raw": True, "format": "json", "images": []}),
+    (5, {"model": "m", "prompt": "a", "template": "x", "options": {"num_ctx": 8, "repeat_penalty": 1.1}}),
+    (6, {"model": "m", "verbose": True}),
+    (7, {"prompt": "a", "n_predict": 5, "n_probs": 2, "json_schema": SCHEMAS[0], "logit_bias": [[5, -1.0], ["x", False]], "stream": True, "return_tokens": True, "samplers": ["top_k"], "post_sampling_probs": False}),
+    (7, {"prompt": [1, "a"], "grammar": "root ::= x", "n_predict": 0}),
+    (8, {"model": "m", "input": ["a", "b"], "encoding_format": "base64", "dimensions": 8}),
+    (8, {"input": [[1, 2], [3]], "truncate": True}),
+    (9, {"model": "m", "messages": [{"role": "user", "content": "a"}], "system": "S", "tools": [{"name": "f", "input_schema": SCHEMAS[0]}]}),
+    (10, {"content": "a", "add_special": True, "with_pieces": True}),
+    (10, {"prompt": "a", "add_special_tokens": False, "return_token_strs": True}),
+    (10, {"messages": USER, "tools": TOOLS}),
+    (11, {"tokens": [1, 2, 3]}),
+    (12, {"messages": USER, "chat_template_kwargs": {"a": 1}}),
+    (13, {"model": "hf:o/r:m.gguf", "stream": False, "insecure": False}),
+]
+HEADS = [
+    ("GET", "/v1/models/", ["host: pi1:9980", "authorization: Bearer a key of a client"]),
+    ("POST", "//v1//chat/completions?x=1", ["host: localhost:9980", "content-type: application/json", "origin: https://chat.example", "sec-fetch-site: cross-site", "x-api-key: k"]),
+    ("OPTIONS", "/v1/messages", ["host: api.example", "origin: https://chat.example", "access-control-request-method: POST", "access-control-request-headers: authorization", "access-control-request-private-network: true"]),
+    ("POST", "/openai/v1/completions", ["host: [::1]:9980", "content-type: text/plain"]),
+    ("POST", "/api/chat", ["host: 10.0.0.1"]),
+    ("GET", "http://pi1.local/ui/page.js", ["origin: http://pi1.local"]),
+]
+
+
+def http():
+    for place, (api, body) in enumerate(BODIES):
+        for flags in (0, 2 | 64, 4 | 16, 32 | 1, 128 | 3):
+            answer = ANSWERS[[0, 1, 2, 3, 8, 9][flags % 6]].encode()
+            write("http", f"{place}-{flags}", bytes([api, flags, 5]) + json.dumps(body).encode() + b"\0" + answer)
+    for place, (method, target, headers) in enumerate(HEADS):
+        parts = [target.encode(), method.encode(), *(header.encode() for header in headers)]
+        write("http", f"head-{place}", bytes([14, 0, 0]) + b"\0".join(parts))
+    event = 'data: {"id":"c","model":"m","choices":[{"delta":{"content":"a"},"finish_reason":"stop","logprobs":{}}],"usage":{},"timings":{}}\n\n: note\ndata: [DONE]\n\n'
+    chunk = f"{len(event):x}\r\n{event}\r\n0\r\na: b\r\n\r\n"
+    responses = [
+        "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n" + chunk,
+        f"HTTP/1.1 200 OK\r\ncontent-length: {len(event)}\r\nconnection: close\r\n\r\n{event}",
+        f"HTTP/1.0 503 no\r\nretry-after: 2\r\n\r\n{event}",
+        "HTTP/1.1 204 No Content\r\n\r\n",
+        'HTTP/1.1 200 OK\r\n\r\ndata: {"error":{"code":"c","message":"m"}}\r\n\r\n',
+    ]
+    for place, response in enumerate(responses):
+        for piece in (1, 7):
+            write("http_client", f"response-{place}-{piece}", bytes([0, piece]) + response.encode())
+    for place, (method, target, headers) in enumerate(HEADS):
+        head = f"{method} {target} HTTP/1.1\r\n" + "".join(f"{header}\r\n" for header in headers) + "\r\n"
+        write("http_client", f"request-{place}", b"\2\0" + head.encode())
+    digest = "ab" * 32
+    downloads = [
+        ["https://h/o/r/resolve/main/m.gguf", f"302\nlocation: https://cdn/x\nx-linked-etag: \"{digest}\"\nx-linked-size: 100", "206\ncontent-range: bytes 0-0/100\netag: \"e\""],
+        ["http://h/m", "301\nlocation: /n", "308\nlocation: //g/n", "200\ncontent-length: 9"],
+        ["https://h/m", "302\nlocation: http://h/m"],
+        ["https://h/m", "404"],
+        ["https://h/m", "206\ncontent-range: bytes 0-0/*"],
+    ]
+    for place, download in enumerate(downloads):
+        write("http_client", f"download-{place}", b"\3\0" + b"\0".join(part.encode() for part in download))
+    for place, name in enumerate(["hf:o/r:m.gguf", "http://[::1]:80/v1/", "qwen3:q8_0", "m-00001-of-00002.gguf", "https://h/a/m.gguf?x"]):
+        write("http_client", f"name-{place}", b"\4\0" + name.encode())
+
+
+TOPOLOGY = """model = "m.gguf"
+context_length = 4096
+slots = 4
+kv = "q8_0"
+exchange = "f16"
+collective = "auto"
+unload_after_s = 60
+draft = "d.gguf"
+[[stage]]
+replica = 0
+role = "prefill"
+layers = 4
+nodes = ["a:1", "b"]
+weights = [1, 2]
+[[stage]]
+replica = 1
+role = "decode"
+layers = 4
+nodes = ["c"]
+"""
+PACED = "[paced]\nmacs_per_second = 1e9\nbytes_per_second = 1e9\n"
+CONFIG = """listen = "127.0.0.1:9999"
+name = "pi1"
+models = ["/srv"]
+http = "0.0.0.0:9980"
+api_keys = ["0123456789abcdef0123456789abcdef"]
+http_hosts = ["a.example"]
+http_origins = ["https://a.example", "*"]
+peers = ["10.0.0.1:9999"]
+kv_store = "on"
+kv_store_max_mib = 5
+data_links = "authenticated"
+witness = "10.0.0.2:9999"
+exclude_after_ms = 0
+threads = 3
+"""
+CLUSTERS = 'default = "home"\n[cluster.home]\nnodes = ["a", "b:1"]\nkey = "/k"\n[cluster.work]\nnodes = ["c"]\n'
+
+
+def files():
+    write("files", "config", b"\0" + CONFIG.encode())
+    write("files", "packaged", b"\0" + (ROOT / "packaging/bramble.toml").read_bytes())
+    write("files", "paced", b"\0" + PACED.encode())
+    write("files", "topology", b"\1" + TOPOLOGY.encode())
+    write("files", "clusters", b"\2" + CLUSTERS.encode())
+    write("files", "keys", b"\3[cluster]\n\"ctrl-x\" = \"quit\"\n[keys]\nq = \"help\"\n")
+    digits = "07" * 32
+    write("files", "key", b"\4# a comment\nsecret " + digits.encode() + b"\nsecret " + digits.encode() + b" until 1800000000\noperator " + digits.encode() + b"\n")
+    for place, word in enumerate(["dp2-pp3-tp4", "tp3,2", "prefill:tp4+decode:tp2", "q4_k_m", "f16", "auto", "ring", "000000160000000400000020", "ab" * 16, "tinyllama-1.1b", ":quit", "export trace a.json", "page sync", "filter x"]):
+        write("files", f"word-{place}", b"\5" + word.encode())
+    write("kv_store", "names", b"\0" + b"\0".join(["-".join(["ab" * 16, "000000160000000400000020", "cd" * 16]).encode(), b"content", ("ab" * 16 + ".part").encode(), b"x", b"other", b""]))
+    write("kv_store", "file", b"\2" + bytes(60) + b"payload")
+    write("kv_store", "parts", b"\3000000160000000400000020\000000000b0000000400000020\0000b00160000000400000020")
+
+
+GROUPS = 8
+
+
+def topology(stages=1, ranks=2):
+    """A topology as JSON."""
+    count = stages * ranks
+    return {
+        "layout": {"replicas": 1, "stages": stages, "ranks": ranks, "groups": [{"role": "both", "ranks": 0}] * GROUPS},
+        "members": [
+            {"name": f"n{n}", "address": f"10.0.0.{n}:9999", "weight": 1, "layers": {"start": n // ranks * 2, "end": n // ranks * 2 + 2}, "cores": [n], "threads": 1, "spin": False}
+            for n in range(count)
+        ],
+        "model": "m.gguf", "identity": list(range(32)), "kv": "f16", "exchange": "f32", "collective": "auto",
+        "context_length": 512, "slots": 2, "content": [7] * 32, "unload_after": 60,
+        "draft": {"model": "d.gguf", "identity": [1] * 32, "content": [2] * 32, "weights": 5, "block": 6},
+    }
+
+
+def toml(value):
+    """A value in TOML's inline form, without what is null."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {toml(one)}" for key, one in value.items() if one is not None) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(toml(one) for one in value) + "]"
+    return json.dumps(value)
+
+
+def records():
+    one = {key: value for key, value in topology().items() if key not in ("unload_after", "draft")}
+    committed = {"epoch": 7, "topology": one, "desired": topology(2, 1) | {"draft": None}}
+    parts = [
+        f'epoch = 7\nhash = "0"\ntopology = {toml(one)}\n',
+        'epoch = 8\ntopology = "00ff"\n',
+        f"promised = {{ round = 2, member = 1 }}\nbase = {toml(committed)}\naccepted = {{ ballot = {{ round = 1, member = 0 }}, next = {toml(committed)} }}\n",
+        '[[node]]\nnode = "n1"\naddress = "a:1"\nreason = "r"\nby = "me"\nrevision = 3\nis_cordon = true\n',
+        f"epoch = 7\ntopology = {toml(topology(2, 1) | {'draft': None})}\n",
+        'targets = [["n0", "a:1"]]\ndone = 0\nbefore = 5\nphase = "runs"\ndrain_ms = 100\nby = "me"\nrevision = 2\n',
+        "votes = { up-to = 7 }\n",
+        'epoch = 6\ntopology = "00ff"\n',
+        'addresses = ["10.0.0.1:9999", "n2:1"]\n',
+    ]
+    for flags in (0, 1):
+        write("state", f"all-{flags}", bytes([flags]) + b"\0".join(part.encode() for part in parts))
+    for place in range(len(parts)):
+        left = [part if other == place else "" for other, part in enumerate(parts)]
+        write("state", f"only-{place}", b"\0" + b"\0".join(part.encode() for part in left))
+    write("state", "lost", b"\0" + b"\0".join(part.encode() for part in parts[:2] + ["x"] + parts[3:]))
+
+
+def recordings():
+    sampling = {"temperature": 0.8, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "penalty_last_n": 64, "logit_bias": [], "seed": 0, "logprobs": 0, "scores_prompt": False, "embeds": False}
+    header = {"bramble_recording": 1, "build": "0", "started_unix_ms": 1800000000000, "nodes": ["n0:9999", "n1:9999"], "wanted": None, "prompt": "p", "defaults": {"max_tokens": 9, "sampling": sampling, "stop": []}}
+    one = topology()
+    health = {key: None for key in ("temperature", "clock", "firmware", "is_voltage_low", "memory", "disk", "link", "tcp", "load", "run_queue", "is_time_synchronized", "page")}
+    rows = [[layer, kind, 4, 9, 9, 9, 5, 3, 1, 1] for layer in range(2) for kind in range(2)]
+    report = {"name": "n0", "instance": 1, "supervised": True, "unix_ms": 1800000000000, "build": "0", "kernels": "k", "state": "ready", "epoch": 7, "topology": [one, 5, 0], "fault": None, "load": None, "shard": 5, "memory_resident": 6, "requests": 0, "traces": [], "tokens": 9, "kv": {"held": 1, "kept": 2, "total": 9}, "lateness": [], "collectives": None, "exclusions": [], "recovers": True, "rolling": None, "layers": rows, "health": health}
+    identity = {"name": "n0", "build": "0", "numeric": 3, "machine": "m", "cores": [0]}
+    key = lambda letter: {"Key": {"code": {"Char": letter}, "control": False, "alt": False, "shift": False}}
+    fault = {"node": "n1", "kind": "NotHead"}
+    events = [
+        {"Client": {"Connected": {"node": 0, "identity": identity}}},
+        None,
+        {"Client": {"Assign": "Committing"}},
+        {"Client": {"Assign": {"Running": {"epoch": 7, "topology": one, "reused": 0}}}},
+        {"Client": {"Generate": {"Started": {"prompt_token_ids": [1, 2]}}}},
+        {"Client": {"Generate": {"Token": {"id": 5, "text": "a\u00e4", "logprobs": [{"id": 5, "text": "a", "logprob": -1.0, "bytes": []}]}}}},
+        {"Client": {"Operate": {"Told": {"node": "n1", "out": True}}}},
+        {"Client": {"Disconnected": {"node": 1, "fault": fault}}},
+        {"Client": {"Log": {"node": 0, "answer": {"Err": fault}}}},
+        {"Client": {"Models": {"node": 0, "answer": {"Ok": []}}}},
+        {"Paste": "text"}, {"Said": "note"}, {"Signal": "Interrupt"}, {"Mouse": {"kind": "Click", "x": 3, "y": 4}},
+        {"Recording": {"Began": {"file": "f"}}}, {"Tour": {"step": 2, "is_done": False}}, "Resize",
+        *[key(letter) for letter in "123456789?:/fdtjkq"],
+    ]
+    lines, at = [header], 1000
+    for event in events:
+        lines.append({"us": at, "node": 0, "report": report} if event is None else {"us": at, "event": event})
+        at += 400000
+    lines.append({"us": at, "node": 0, "report": {"tokens": 10, "state": "serving"}, "lost": 1})
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    for size in range(4):
+        write("recording", f"all-{size}", bytes([size]) + text.encode() + b"\0KEYS\0" + b"12345\x809?:q\x81")
+    for place, line in enumerate(lines[1:]):
+        write("recording", f"one-{place}", b"\0" + (json.dumps(header) + "\n" + json.dumps(line) + "\n").encode())
+
+
+def literals(*patterns, least=3, most=40):
+    """Texts in the sources of a parser."""
+    found = set()
+    for pattern in patterns:
+        for path in sorted(ROOT.glob(pattern)):
+            code = path.read_text().split("#[cfg(test)]")[0]
+            code = "\n".join(line for line in code.splitlines() if not line.lstrip().startswith("//"))
+            for one in re.findall(r'"((?:[^"\\\n]|\\.)*)"', code):
+                one = one.replace('\\"', '"').replace("\\n", "\n")
+                if least <= len(one) <= most and "{}" not in one and not re.search(r"[a-z] [a-z]+ [a-z]", one):
+                    found.add(one)
+    return sorted(found)
+
+
+def entry(data):
+    shown = "".join(chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\x{byte:02x}" for byte in data)
+    return f'"{shown}"\n'
+
+
+def dictionaries():
+    """Words of each format, so that mutations need not guess them."""
+    folder = ROOT / "fuzz/dictionaries"
+    folder.mkdir(exist_ok=True)
+    words = {
+        "gguf": literals("shared/models/src/families/*.rs", "shared/models/src/keys.rs", "shared/models/src/names.rs", "shared/gguf/src/file.rs"),
+        "tokenizer": literals("shared/tokenizer/src/vocabulary.rs", "shared/tokenizer/src/lib.rs", "shared/tokenizer/src/pretokenizer.rs"),
+        "template": literals("shared/tokenizer/src/template/*.rs", least=2)
+        + ["{%", "%}", "{{", "}}", "{%-", "-%}", "for ", "endfor", "if ", "endif", "else", "set ", "macro ", "endmacro", "namespace(", "messages", "message.role", "message['content']", "loop.first", "loop.index0", "tools", "add_generation_prompt", "|tojson", "|trim", "|upper", "raise_exception(", "strftime_now(", "is defined", "is string", "[::-1]", ".split(", ".strip()", "selectattr(", "generation", "endgeneration", "filter ", "call ", "with ", "endwith", "include ", "range("],
+        "answer": literals("shared/tokenizer/src/answer/*.rs", least=2) + ['"name"', '"arguments"', '"parameters"', "true", "null", "\\u00e4"],
+        "grammar": ['"type"', '"object"', '"array"', '"string"', '"integer"', '"number"', '"boolean"', '"null"', '"properties"', '"required"', '"additionalProperties"', '"patternProperties"', '"propertyNames"', '"minProperties"', '"maxProperties"', '"items"', '"prefixItems"', '"minItems"', '"maxItems"', '"uniqueItems"', '"contains"', '"const"', '"enum"', '"anyOf"', '"oneOf"', '"allOf"', '"not"', '"if"', '"then"', '"else"', '"$ref"', '"$defs"', '"definitions"', '"#/$defs/a"', '"#"', '"$id"', '"$anchor"', '"pattern"', '"format"', '"date-time"', '"uuid"', '"ipv4"', '"minLength"', '"maxLength"', '"minimum"', '"maximum"', '"exclusiveMinimum"', '"exclusiveMaximum"', '"multipleOf"', '"x-guidance"', '"whitespace_flexible"', '"%regex"', '"lark"', "(?i)", "\\\\d+", "[^a-z]*", "{1,9}"],
+        "http": literals("daemon/src/gateway/*.rs", "daemon/src/gateway/*/*.rs", least=2, most=32),
+        "http_client": literals("console/src/http/*.rs", "console/src/http/api/*.rs", "daemon/src/store/offer.rs", "shared/common/src/browser.rs"),
+        "files": literals("daemon/src/config/*.rs", "console/src/operator/topology_file.rs", "console/src/keymap/*.rs", "console/src/state/command.rs", "shared/protocol/src/noise/*.rs", most=24)
+        + re.findall(r"^    ([a-z_]+): Option", (ROOT / "daemon/src/config/mod.rs").read_text(), re.MULTILINE),
+        "recording": literals("console/src/recording/*.rs", least=2) + sorted(set(re.findall(r"pub ([a-z_0-9]+):", "".join(path.read_text() for path in (ROOT / "shared/telemetry/src").glob("*.rs"))))),
+    }
+    words["conversation"] = words["answer"]
+    for name, found in words.items():
+        (folder / f"{name}.dict").write_text("".join(entry(word.encode()) for word in dict.fromkeys(found)))
+
+
+def main():
+    dictionaries()
+    for make in (gguf, tokenizer, templates, answers, schemas, messages, http, files, records, recordings):
+        make()
+    for folder in sorted(CORPUS.iterdir()):
+        if folder.is_dir():
+            print(folder.name, sum(1 for _ in folder.iterdir()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
