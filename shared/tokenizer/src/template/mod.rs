@@ -245,7 +245,8 @@ fn prepare(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
     while let Some((begin, close)) = next_tag(rest) {
-        let Some(end) = rest[begin..].find(close).map(|end| begin + end) else { break };
+        // The end may not overlap the beginning, as in `{%}`.
+        let Some(end) = rest[begin + 2..].find(close).map(|end| begin + 2 + end) else { break };
         let tag = &rest[begin + 2..end];
         out.push_str(&rest[..begin]);
         if close == "%}" && matches!(tag.trim_matches(['-', '+', ' ', '\n', '\t']), "generation" | "endgeneration") {
@@ -298,3 +299,6 @@ impl io::Write for Bounded {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;
