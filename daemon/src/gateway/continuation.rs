@@ -65,7 +65,7 @@ impl Continuation {
     ///
     /// # Errors
     /// No other head may continue it.
-    pub fn fail(&mut self, fault: &Fault, now: Instant) -> Result<AfterFault, AnswerFault> {
+    pub fn fail(&mut self, fault: &Fault, now: Instant) -> Result<AfterFault, Box<AnswerFault>> {
         if self.may_change_model(fault) {
             return Ok(AfterFault::OtherModel);
         }
@@ -75,7 +75,7 @@ impl Continuation {
                 self.resumed += 1;
                 Ok(AfterFault::Elsewhere { is_lost })
             }
-            Err(end) => Err(AnswerFault { is_its_doing: end.kind != fault.kind, fault: end }),
+            Err(end) => Err(Box::new(AnswerFault { is_its_doing: end.kind != fault.kind, fault: end })),
         }
     }
 

@@ -85,7 +85,7 @@ impl Node {
     /// Refuses a topology with an excluded member. A topology that forms `again` keeps its cordoned members.
     pub(super) fn check_members(&self, members: &[Member], again: bool) -> Result<(), FaultKind> {
         let out = members.iter().find_map(|member| self.exclusions.of(&member.name, &member.address));
-        let out = out.filter(|entry| !(again && entry.is_cordon) && !is_planted(Planted::ExcludedServes));
+        let out = out.filter(|entry| !(again && entry.is_cordon || is_planted(Planted::ExcludedServes)));
         match out {
             Some(entry) => Err(FaultKind::Excluded {
                 member: entry.node.clone(),

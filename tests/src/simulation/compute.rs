@@ -30,7 +30,7 @@ fn tokens_of(prompt: &Prompt, seed: u64) -> Vec<u32> {
     match prompt {
         Prompt::Tokens(tokens) => tokens.clone(),
         _ => {
-            let kind = if seed % 3 == 0 { 0 } else { seed as u32 % 1000 };
+            let kind = if seed.is_multiple_of(3) { 0 } else { seed as u32 % 1000 };
             (0..=(seed % PROMPT_TOKENS) as u32).map(|place| place ^ kind).collect()
         }
     }

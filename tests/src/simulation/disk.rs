@@ -75,7 +75,7 @@ impl Disk {
         self.writes += u64::from(!entries.is_empty());
         match self.trouble.filter(|_| !entries.is_empty()) {
             Some(DiskTrouble::ReadOnly) => return Err("Read-only file system (os error 30)".into()),
-            Some(DiskTrouble::Full) if self.writes % 2 == 0 => {
+            Some(DiskTrouble::Full) if self.writes.is_multiple_of(2) => {
                 return Err("No space left on device (os error 28)".into());
             }
             _ => {}

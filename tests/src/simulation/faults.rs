@@ -110,7 +110,7 @@ pub struct TimedFault {
 }
 
 /// Longest wait of a fault for the state that it is tied to.
-pub const TIED: Duration = Duration::from_secs(14);
+pub(super) const TIED: Duration = Duration::from_secs(14);
 
 impl std::fmt::Display for Trouble {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -143,7 +143,7 @@ impl History {
         let mut random = Random::named(seed, "history");
         let scene = SCENES[seed as usize % SCENES.len()];
         let members = topology(scene.0).members.len();
-        let votes = seed as usize / SCENES.len() % 2 == 0;
+        let votes = (seed as usize / SCENES.len()).is_multiple_of(2);
         let scope = Scope {
             members,
             nodes: members + usize::from(scene.1),

@@ -79,9 +79,7 @@ impl World {
                 self.hosts.swap(node, other);
             }
             TroubleKind::Stop => {
-                if let Some(process) = &mut self.machines[node].process {
-                    process.is_stopped = true;
-                }
+                self.machines[node].process.iter_mut().for_each(|process| process.is_stopped = true);
                 return lasts;
             }
             TroubleKind::Restart => {
