@@ -1,6 +1,6 @@
 //! Bugs that a test can plant one at a time, to prove that the simulation or a named test finds them: those of release
 //! 0.1, and at least one against each promise. Builds without debug assertions have them only with the feature
-//! `planted`, which no package has. `docs/planted-faults.md` lists how each is found.
+//! `planted`, which no package has. `docs/planted-faults.md` lists what searches for each.
 #[cfg(any(debug_assertions, feature = "planted"))]
 use std::cell::Cell;
 

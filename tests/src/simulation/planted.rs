@@ -1,5 +1,5 @@
 //! How each planted bug is found: by histories, by scripts of votes, or by a property of one part that is checked here.
-//! `docs/planted-faults.md` lists after how many histories.
+//! `simulate_cluster --planted` prints after how many histories.
 use std::time::Duration;
 
 use common::{
