@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use telemetry::NodeReport;
-use topology::{Exclusions, Rolling, Topology};
+use topology::{Exclusions, Topology};
 
 use super::{NODES_MAX, delta::ReportDelta, rounded};
-use crate::update::event::{AssignEvent, ClientEvent, Event, OperateEvent};
+use crate::update::event::{AssignEvent, ClientEvent, Event, GenerateEvent, OperateEvent};
 
 /// Largest line, cell or position number in the extent of a rendered frame.
 const EXTENT_MAX: u64 = 1 << 24;
@@ -165,13 +165,18 @@ impl Decoder {
 
     fn check_client(&self, event: &ClientEvent) -> Result<(), String> {
         match event {
-            ClientEvent::Connected { node, .. } | ClientEvent::Disconnected { node, .. } => self.place(*node),
+            ClientEvent::Connected { node, .. }
+            | ClientEvent::Disconnected { node, .. }
+            | ClientEvent::Log { node, .. }
+            | ClientEvent::Models { node, .. } => self.place(*node),
+            ClientEvent::Generate(GenerateEvent::Moved { topology, head, .. }) => {
+                check_topology(topology)?;
+                let count = topology.members.len();
+                if head.index() < count { Ok(()) } else { Err(format!("head {} of {count} members", head.0)) }
+            }
             ClientEvent::Report { node, report } => {
                 self.place(*node)?;
-                report.topology.iter().try_for_each(|(topology, _, _)| check_topology(topology))?;
-                report.desired.iter().try_for_each(|desired| check_topology(desired))?;
-                report.rolling.as_ref().map_or(Ok(()), Rolling::check)?;
-                report.exclusions.check().map_err(|error| error.to_string())
+                report.check()
             }
             ClientEvent::Assign(event) => self.check_assign(event),
             ClientEvent::Operate(event) => match event {

@@ -7,10 +7,12 @@ use std::{
 
 use common::{
     fault::{Fault, FaultKind},
+    ids::{MemberIndex, TopologyHash},
     units::{Celsius, Nanoseconds},
 };
 use telemetry::NodeState;
 use tempfile::TempDir;
+use topology::Topology;
 
 use super::{
     FORMAT, Header, LINE_BYTES_MAX, RecordingError,
@@ -280,6 +282,23 @@ fn broken_recording_is_reported_with_file_and_line() {
     check_broken(&long, "line 2: the line is longer than");
     let restart = "{\"us\":5,\"event\":{\"Client\":{\"Operate\":{\"Restart\":{\"node\":9,\"step\":\"Draining\"}}}}}";
     check_broken(&format!("HEADER\n{restart}\n"), "line 2: node 9 is out of range");
+    let files = "{\"us\":5,\"event\":{\"Client\":{\"Models\":{\"node\":9,\"answer\":{\"Ok\":[]}}}}}";
+    check_broken(&format!("HEADER\n{files}\n"), "line 2: node 9 is out of range");
+}
+
+#[test]
+fn report_of_a_node_outside_its_topology_is_refused() {
+    let report = running(0, NodeState::Ready, false);
+    assert_eq!(report.check(), Ok(()));
+    let with = |change: fn(&mut (Topology, TopologyHash, MemberIndex))| {
+        let mut report = report.clone();
+        change(report.topology.as_mut().expect("a running node has one"));
+        report.check().expect_err("it is refused")
+    };
+    let beyond = with(|(topology, _, member)| *member = MemberIndex(topology.members.len() as u16));
+    assert!(beyond.contains("of a topology of"), "{beyond}");
+    let without_ranks = with(|(topology, ..)| topology.layout.ranks = 0);
+    assert!(without_ranks.contains("the number of ranks"), "{without_ranks}");
 }
 
 #[test]

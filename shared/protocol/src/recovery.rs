@@ -123,6 +123,27 @@ pub enum RecoveryAnswer {
     Vote(VoteReply),
 }
 
+impl RecoveryAnswer {
+    /// Checks what readers rely on: all topologies are valid.
+    ///
+    /// # Errors
+    /// The first part that is invalid.
+    pub fn check(&self) -> Result<(), String> {
+        let committed = match self {
+            Self::Standing(standing) => {
+                standing.exclusions.check().map_err(|error| error.to_string())?;
+                standing.rolling.as_ref().map_or(Ok(()), Rolling::check)?;
+                standing.committed.as_ref()
+            }
+            Self::Vote(VoteReply::Promised { accepted, .. }) => accepted.as_ref().map(|(_, committed)| committed),
+            Self::Vote(VoteReply::Behind(committed)) => Some(&**committed),
+            Self::Vote(_) | Self::Learned => None,
+        };
+        let topologies = committed.into_iter().flat_map(|committed| [&committed.topology, committed.desired()]);
+        topologies.map(Topology::check).try_for_each(|checked| checked.map_err(|error| error.to_string()))
+    }
+}
+
 /// A rank that has delayed its stage for a long time, as seen by one of its peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slow {

@@ -229,6 +229,10 @@ async fn read(mut reader: MessageReader, routes: Arc<Mutex<Routes>>) {
             Ok(None) => break FaultKind::SessionLost { reason: "closed by the node".into() },
             Err(kind) => break kind,
         };
+        // The last place that distrusts a response.
+        if let Err(reason) = check(&response.body) {
+            break FaultKind::Malformed { reason };
+        }
         let sender = lock(&routes).waiting.get(&response.id).cloned();
         if let Some(sender) = sender {
             // The requester may have gone; then the response is dropped.
@@ -236,6 +240,15 @@ async fn read(mut reader: MessageReader, routes: Arc<Mutex<Routes>>) {
         }
     };
     end(&routes, kind);
+}
+
+/// Checks the parts of a response that readers rely on.
+fn check(body: &ResponseBody) -> Result<(), String> {
+    match body {
+        ResponseBody::Report(report) => report.check(),
+        ResponseBody::Recovery(answer) => answer.check(),
+        _ => Ok(()),
+    }
 }
 
 async fn write(mut writer: MessageWriter, mut outgoing: Receiver<Request>, routes: Arc<Mutex<Routes>>) {

@@ -183,6 +183,23 @@ impl NodeReport {
         holds && self.fault.is_none() && self.state.serves()
     }
 
+    /// Checks what readers of a report rely on: its topologies are valid, and the node is a member of its own.
+    ///
+    /// # Errors
+    /// The first part that is invalid.
+    pub fn check(&self) -> Result<(), String> {
+        let held = self.topology.iter().map(|(topology, ..)| topology);
+        let others = [&self.desired, &self.expected].into_iter().flatten().map(|topology| &**topology);
+        held.chain(others).try_for_each(Topology::check).map_err(|error| error.to_string())?;
+        if let Some((topology, _, member)) = &self.topology
+            && member.index() >= topology.members.len()
+        {
+            return Err(format!("member {} of a topology of {} nodes", member.0, topology.members.len()));
+        }
+        self.exclusions.check().map_err(|error| error.to_string())?;
+        self.rolling.as_ref().map_or(Ok(()), Rolling::check)
+    }
+
     /// The report as a JSON object, for `console status --json` and `GET /cluster`. All-reduces, requests and measurements
     /// have commands and paths of their own.
     pub fn object(&self) -> Map<String, Value> {
