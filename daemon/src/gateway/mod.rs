@@ -168,6 +168,9 @@ impl RunningGateway {
     /// that still wait then get an error.
     pub async fn end(self, patience: Duration) {
         self.stop.cancel();
+        let [accepting, learning, watching] = self.tasks;
+        // It ends at once, with the last connections counted.
+        let _ = timeout(LAST_WORDS, accepting).await;
         self.connections.close();
         if timeout(patience, self.connections.wait()).await.is_err() {
             tracing::warn!("the drain is over: ending {} HTTP connections with an error", self.connections.len());
@@ -177,7 +180,8 @@ impl RunningGateway {
         }
         // The last bytes are in the kernel's buffers; a moment lets it send them.
         sleep(Duration::from_millis(10)).await;
-        self.tasks.iter().for_each(JoinHandle::abort);
+        learning.abort();
+        watching.abort();
     }
 }
 

@@ -2,6 +2,7 @@
 //! head, for each write, and for idling.
 use std::{
     io,
+    net::SocketAddr,
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll},
@@ -17,7 +18,7 @@ use hyper_util::{
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
-    time::{Instant, Sleep, sleep},
+    time::{Instant, Sleep, sleep, timeout},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -30,31 +31,35 @@ const BUFFER_BYTES: usize = 64 << 10;
 /// Write timeout: a client that reads nothing for this long is disconnected.
 const WRITE: Duration = Duration::from_secs(20);
 
+/// How long a connection without a request stays open after the stop: its request may be on the way.
+const LAST_REQUEST: Duration = Duration::from_millis(200);
+
 /// Longest time for an answer to a client that has closed its half of the connection. A client that has left looks the
 /// same until something is written to it, so its answer is cancelled this much later.
 const HALF_CLOSED: Duration = Duration::from_secs(5);
 
-/// Accepts connections until `stop`; open ones continue until they are done.
+/// Accepts connections until `stop`, and those that clients have opened before; open ones continue until they are done.
 pub(super) async fn accept(listener: TcpListener, router: Router, open: TaskTracker, stop: CancellationToken) {
     let connections = Arc::<Mutex<Connections>>::default();
+    let begin = |stream: TcpStream, peer: SocketAddr| {
+        // A connection that is not admitted is closed.
+        let Some(visit) = lock(&connections).admit(peer.ip()) else { return };
+        let (router, stop, connections) = (router.clone(), stop.clone(), Arc::clone(&connections));
+        open.spawn(async move {
+            tokio::select! {
+                () = serve(stream, Visited { router: TowerToHyperService::new(router), visit: visit.clone() }, stop) => {}
+                () = visit.end.cancelled() => {}
+            }
+            lock(&connections).done(&visit);
+        });
+    };
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
-            () = stop.cancelled() => return,
+            () = stop.cancelled() => break,
         };
         match accepted {
-            Ok((stream, peer)) => {
-                // A connection that is not admitted is closed.
-                let Some(visit) = lock(&connections).admit(peer.ip()) else { continue };
-                let (router, stop, connections) = (router.clone(), stop.clone(), Arc::clone(&connections));
-                open.spawn(async move {
-                    tokio::select! {
-                        () = serve(stream, Visited { router: TowerToHyperService::new(router), visit: visit.clone() }, stop) => {}
-                        () = visit.end.cancelled() => {}
-                    }
-                    lock(&connections).done(&visit);
-                });
-            }
+            Ok((stream, peer)) => begin(stream, peer),
             Err(error) => {
                 // Usually out of file descriptors: a pause lets connections end.
                 tracing::warn!("cannot accept a connection of the HTTP API: {error}");
@@ -62,6 +67,10 @@ pub(super) async fn accept(listener: TcpListener, router: Router, open: TaskTrac
                 sleep(Duration::from_millis(100)).await;
             }
         }
+    }
+    // The kernel would reset connections that it has already accepted.
+    while let Ok(Ok((stream, peer))) = timeout(Duration::ZERO, listener.accept()).await {
+        begin(stream, peer);
     }
 }
 
@@ -92,7 +101,8 @@ impl Service<Request<Incoming>> for Visited {
 async fn serve(stream: TcpStream, service: Visited, stop: CancellationToken) {
     // Best effort: without it, only latency suffers.
     let _ = stream.set_nodelay(true);
-    let stream = TokioIo::new(Patient { stream, visit: service.visit.clone(), overdue: None, half_closed: None });
+    let visit = service.visit.clone();
+    let stream = TokioIo::new(Patient { stream, visit: visit.clone(), overdue: None, half_closed: None });
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(HEAD).max_buf_size(BUFFER_BYTES);
     let mut connection = std::pin::pin!(builder.serve_connection(stream, service));
@@ -100,6 +110,9 @@ async fn serve(stream: TcpStream, service: Visited, stop: CancellationToken) {
     tokio::select! {
         _ = connection.as_mut() => {}
         () = stop.cancelled() => {
+            if !visit.has_request() && timeout(LAST_REQUEST, connection.as_mut()).await.is_ok() {
+                return;
+            }
             connection.as_mut().graceful_shutdown();
             let _ = connection.await;
         }

@@ -13,7 +13,7 @@ pub use pid_file::PidFile;
 
 use std::{
     net::SocketAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -178,8 +178,9 @@ pub async fn serve(
         variant,
     };
     let (driver, Inputs { sender: inputs, receiver }) = Driver::new(init).context("cannot start a thread")?;
+    let draining = Arc::<OnceLock<Instant>>::default();
     for signal in signals.ends {
-        tokio::spawn(end_at(signal, inputs.clone(), started));
+        tokio::spawn(end_at(signal, inputs.clone(), started, Arc::clone(&draining)));
     }
     if arguments.exit_with_parent {
         tokio::spawn(watch_parent());
@@ -211,8 +212,9 @@ pub async fn serve(
         let _ = announcing.await;
     }
     if let Some(gateway) = gateway {
-        // Answers relayed from other nodes continue for a limited time.
-        gateway.end(drain.min(GATEWAY_DRAIN)).await;
+        // Answers relayed from other nodes have the rest of the drain, as those of this node had, and a limited time after it.
+        let rest = draining.get().map_or(Duration::ZERO, |begun| drain.saturating_sub(begun.elapsed()));
+        gateway.end(rest.max(drain.min(GATEWAY_DRAIN))).await;
     }
     accepting.abort();
     // The driver has dropped its senders: sessions write their queued messages, then close.
@@ -241,9 +243,10 @@ async fn accept(listener: TcpListener, host: Arc<Host>, sessions: TaskTracker) {
     }
 }
 
-/// Drains on SIGTERM and SIGINT.
-async fn end_at(mut signals: Signal, inputs: Sender<Input>, started: Instant) {
+/// Drains on SIGTERM and SIGINT; `draining`: when the drain began.
+async fn end_at(mut signals: Signal, inputs: Sender<Input>, started: Instant, draining: Arc<OnceLock<Instant>>) {
     while signals.recv().await.is_some() {
+        draining.get_or_init(Instant::now);
         let event = Event::Terminate { now: started.elapsed() };
         // If the driver is gone, the node has exited already.
         let _ = inputs.send(Input::Event(event)).await;
