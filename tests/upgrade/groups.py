@@ -121,20 +121,29 @@ async def until(what, is_so, patience=PATIENCE_SECONDS):
         await asyncio.sleep(0.3)
 
 
-def versions(reports):
-    return {report["name"]: report.get("version") for report in reports if "name" in report}
-
-
 def mixed(replicas, reports):
-    """Replicas that serve although their ranks run different versions."""
-    by_name = {report["name"]: report for report in reports if "name" in report}
-    found = []
+    """Replicas that serve although their ranks run different releases."""
+    by_name, found = {report["name"]: report for report in reports if "name" in report}, []
     for number, replica in enumerate(replicas):
-        ranks = [by_name.get(daemon.name, {}) for daemon in replica]
-        serve = all(rank.get("state") in ("ready", "serving") for rank in ranks)
-        if serve and len({rank.get("version") for rank in ranks}) > 1:
-            found.append(f"replica {number} serves with {[rank.get('version') for rank in ranks]}")
+        serve = all(by_name.get(daemon.name, {}).get("state") in ("ready", "serving") for daemon in replica)
+        programs = [daemon.daemon[0] for daemon in replica]
+        if serve and len(set(programs)) > 1:
+            found.append(f"replica {number} serves with {programs}")
     return found
+
+
+async def watch(daemons, replicas, wrong):
+    """Checks the replicas once a second, until it is cancelled."""
+    while True:
+        programs = [daemon.daemon[0] for daemon in daemons]
+        try:
+            found = mixed(replicas, await asyncio.to_thread(status, daemons))
+        except bramble.Failed:
+            found = []
+        # A restart during the question makes its answer meaningless.
+        if programs == [daemon.daemon[0] for daemon in daemons]:
+            wrong += found
+        await asyncio.sleep(1)
 
 
 async def restart(daemon, release):
@@ -161,9 +170,8 @@ async def change(daemons, replicas, release, load):
             await until(line, lambda: serves(line, daemons))
         end = time.monotonic()
         print(f"replica {number}: {started - begin:.1f} s until its nodes have started, {end - started:.1f} s more until it serves", file=sys.stderr)
-        wrong = mixed(replicas, status(daemons))
         await asyncio.sleep(3)
-        results.append(load.report(f"replica {number} {what}", time.monotonic() - begin) | {"mixed": wrong, "serves_after": round(end - begin, 1)})
+        results.append(load.report(f"replica {number} {what}", time.monotonic() - begin) | {"serves_after": round(end - begin, 1)})
     return results
 
 
@@ -179,13 +187,16 @@ async def go(daemons, replicas, arguments, new):
     load = Load([client.place(daemon) for daemon in daemons], max(1, round(SHARE * SLOTS * len(replicas))), arguments.tokens, arguments.old)
     await client.until_healthy(load.hosts)
     lanes = [asyncio.create_task(load.lane(lane)) for lane in range(load.streams)]
+    wrong = []
+    watching = asyncio.create_task(watch(daemons, replicas, wrong))
     await asyncio.sleep(arguments.before)
     results = [load.report("before", arguments.before)]
     for release in [new, arguments.old] if arguments.back else [new]:
         results += await change(daemons, replicas, release, load)
     load.stop.set()
     await asyncio.gather(*lanes)
-    return results + [load.report("afterwards", 0)]
+    watching.cancel()
+    return results + [load.report("afterwards", 0)], wrong
 
 
 def main():
@@ -211,15 +222,15 @@ def main():
             cluster.daemons.append(daemon)
             daemons.append(daemon)
             daemon.start()
-        # An operator of the old release has assigned the topology.
-        bramble.RELEASE = arguments.old
+        # An operator with the old console has assigned the topology; without it, the new one does.
+        if os.path.exists(os.path.join(arguments.old, "console")):
+            bramble.RELEASE = arguments.old
         bramble.generate(daemons, MODEL, "ROMEO:", 2, "--topology", arguments.topology)
         bramble.RELEASE = new
         replicas = [daemons[begin : begin + width] for begin in range(0, count, width)]
-        results = asyncio.run(go(daemons, replicas, arguments, new))
-        ended = versions(status(daemons))
-    wrong = [f"{result['what']}: {result['lost']} lost" for result in results if result["lost"]] + [line for result in results for line in result.get("mixed", [])]
-    bramble.finish({"phases": results, "versions": ended}, wrong, arguments.json)
+        results, wrong = asyncio.run(go(daemons, replicas, arguments, new))
+    wrong += [f"{result['what']}: {result['lost']} lost" for result in results if result["lost"]]
+    bramble.finish({"phases": results}, wrong, arguments.json)
 
 
 if __name__ == "__main__":
