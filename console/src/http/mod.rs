@@ -7,6 +7,8 @@ mod client;
 mod events;
 #[cfg(test)]
 pub(crate) mod fake;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod head;
 pub mod proxy;
 mod request_head;

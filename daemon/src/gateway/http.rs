@@ -213,7 +213,7 @@ fn permission(gateway: &Gateway, headers: &HeaderMap) -> Option<Permission> {
 }
 
 /// The key of a request: `Authorization: Bearer KEY`, with the scheme in any case, or `x-api-key: KEY`.
-fn given_key(headers: &HeaderMap) -> &[u8] {
+pub(super) fn given_key(headers: &HeaderMap) -> &[u8] {
     if let Some(value) = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes) {
         let scheme = value.get(..7).filter(|scheme| scheme.eq_ignore_ascii_case(b"Bearer "));
         return scheme.map_or(&[], |_| &value[7..]);
@@ -222,7 +222,7 @@ fn given_key(headers: &HeaderMap) -> &[u8] {
 }
 
 /// The path as a metric label; all unknown paths share one.
-fn known_path(path: &str) -> &'static str {
+pub(super) fn known_path(path: &str) -> &'static str {
     let known = [
         "/",
         "/api/chat",

@@ -18,6 +18,8 @@ mod conversation;
 mod embeddings;
 mod ended;
 mod error;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod health;
 mod http;
 mod intake;
@@ -98,6 +100,30 @@ struct Gateway {
     cut: CancellationToken,
 }
 
+impl Gateway {
+    /// A gateway without requests.
+    fn new(settings: GatewaySettings, identity: Identity, cluster: Arc<Cluster>, cut: CancellationToken) -> Self {
+        let (bodies, responses) = (Bodies::new(settings.memory), Arc::new(ResponseStore::new(settings.memory)));
+        Self {
+            admission: Arc::new(Admission::new(Arc::clone(&cluster), settings.queue, settings.recovers)),
+            settings,
+            identity,
+            sessions: Sessions::default(),
+            metrics: Metrics::default(),
+            traces: Traces::default(),
+            loading: Mutex::new(None),
+            running: AtomicU32::new(0),
+            bodies,
+            responses,
+            loads: LoadTurns::default(),
+            parsing: Parsing::default(),
+            texts: TextTurns::default(),
+            cut,
+            cluster,
+        }
+    }
+}
+
 /// A running gateway.
 pub struct RunningGateway {
     connections: TaskTracker,
@@ -138,24 +164,7 @@ pub fn serve(
     }
     let cluster = Arc::new(cluster);
     let cut = CancellationToken::new();
-    let (bodies, responses) = (Bodies::new(settings.memory), Arc::new(ResponseStore::new(settings.memory)));
-    let gateway = Gateway {
-        admission: Arc::new(Admission::new(Arc::clone(&cluster), settings.queue, settings.recovers)),
-        settings,
-        identity,
-        sessions: Sessions::default(),
-        metrics: Metrics::default(),
-        traces: Traces::default(),
-        loading: Mutex::new(None),
-        running: AtomicU32::new(0),
-        bodies,
-        responses,
-        loads: LoadTurns::default(),
-        parsing: Parsing::default(),
-        texts: TextTurns::default(),
-        cut: cut.clone(),
-        cluster: Arc::clone(&cluster),
-    };
+    let gateway = Gateway::new(settings, identity, Arc::clone(&cluster), cut.clone());
     let (connections, stop) = (TaskTracker::new(), CancellationToken::new());
     let learning = tokio::spawn(Arc::clone(&gateway.admission).learn());
     let router = http::router(Arc::new(gateway));

@@ -2,6 +2,7 @@
 //! verified; incomplete files are named `.part`. Blocking; independent of nodes and sessions.
 mod content;
 mod hash;
+mod offer;
 mod part;
 mod pull;
 mod reach;
@@ -23,6 +24,7 @@ use nix::sys::statvfs::statvfs;
 use protocol::models::{FILES_MAX, FileState, ModelFile, PART, PIECE_BYTES_MAX, Step, check_name, files_of};
 
 pub use content::{Contents, Progress};
+pub use offer::Inquiry;
 pub use part::{Origin, PartialFile};
 pub use pull::pull;
 

@@ -267,7 +267,7 @@ fn https_never_leads_to_http_and_other_schemes_are_refused() {
 }
 
 fn check_scheme_of(first: &str, url: &str) -> String {
-    pull::check_scheme(first, url).expect_err("it is refused").to_string()
+    super::offer::check_scheme(first, url).expect_err("it is refused").to_string()
 }
 
 #[test]

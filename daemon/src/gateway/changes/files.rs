@@ -36,12 +36,16 @@ use crate::gateway::{
 const REPORTS_MAX: usize = 64;
 
 /// The model that a body names, and whether progress is wanted.
-struct NamedFile {
-    name: String,
+pub(in crate::gateway) struct NamedFile {
+    pub(in crate::gateway) name: String,
     is_streamed: bool,
 }
 
-fn read(body: &[u8], arrival: &ReceivedRequest, _: Bounds) -> Result<NamedFile, ApiError> {
+/// Reads the body of both requests.
+///
+/// # Errors
+/// The first invalid field, or a key that permits no changes.
+pub(in crate::gateway) fn read(body: &[u8], arrival: &ReceivedRequest, _: Bounds) -> Result<NamedFile, ApiError> {
     if arrival.permission != Permission::ChangesModels {
         return Err(ApiError::models_fixed());
     }

@@ -1,7 +1,7 @@
 //! Changes of models at the request of clients whose key permits it: loading a model that no node serves, downloading and
 //! deleting files. Topologies in use are never replaced: only idle nodes are used, and those of models that were loaded for a
 //! request and have none.
-mod files;
+pub(super) mod files;
 mod load;
 mod nodes;
 

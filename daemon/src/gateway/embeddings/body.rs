@@ -19,11 +19,11 @@ const DIMENSIONS_MAX: u64 = 1 << 16;
 
 /// A valid request.
 #[derive(Clone, Debug)]
-pub(super) struct EmbeddingsAsked {
+pub(in crate::gateway) struct EmbeddingsAsked {
     /// The client's name for the model.
     pub(super) model: Option<String>,
     /// One for each text.
-    pub(super) wishes: Vec<Wish>,
+    pub(in crate::gateway) wishes: Vec<Wish>,
     pub(super) form: EmbeddingForm,
     /// Length of the vectors, if shorter than the model's.
     pub(super) dimensions: Option<usize>,
@@ -31,7 +31,7 @@ pub(super) struct EmbeddingsAsked {
 
 /// How vectors are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum EmbeddingForm {
+pub(in crate::gateway) enum EmbeddingForm {
     Floats,
     /// Little-endian 32-bit floats in base64.
     Base64,
@@ -41,7 +41,7 @@ pub(super) enum EmbeddingForm {
 ///
 /// # Errors
 /// The first invalid field.
-pub(super) fn read(body: &[u8], bounds: Bounds) -> Result<EmbeddingsAsked, ApiError> {
+pub(in crate::gateway) fn read(body: &[u8], bounds: Bounds) -> Result<EmbeddingsAsked, ApiError> {
     let outline = Outline::read(body)?;
     let object = outline.values(&["dimensions", "encoding_format", "model"])?;
     let fields = Fields(&object);

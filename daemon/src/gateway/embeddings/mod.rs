@@ -1,6 +1,6 @@
 //! Embeddings of texts: POST /v1/embeddings of OpenAI and POST /api/embed of Ollama. Each text is a request to a head,
 //! as a completion is.
-mod body;
+pub(super) mod body;
 
 use std::{sync::Arc, time::Instant};
 

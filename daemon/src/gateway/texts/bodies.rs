@@ -15,14 +15,14 @@ const TOKENIZE_FIELDS: [&str; 5] =
 
 /// A request for tokens, and the form of its answer.
 #[derive(Debug)]
-pub(super) struct Tokenize {
-    pub(super) request: TextRequest,
+pub(in crate::gateway) struct Tokenize {
+    pub(in crate::gateway) request: TextRequest,
     pub(super) form: TokenizeForm,
 }
 
 /// The form of tokens in an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum TokenizeForm {
+pub(in crate::gateway) enum TokenizeForm {
     /// llama-server: a list of ids.
     Plain,
     /// llama-server: a list of ids with their texts.
@@ -35,7 +35,7 @@ pub(super) enum TokenizeForm {
 ///
 /// # Errors
 /// The first invalid field.
-pub(super) fn tokenize(body: &[u8], bounds: Bounds) -> Result<Tokenize, ApiError> {
+pub(in crate::gateway) fn tokenize(body: &[u8], bounds: Bounds) -> Result<Tokenize, ApiError> {
     let outline = Outline::read(body)?;
     let object = outline.values(&TOKENIZE_FIELDS)?;
     let fields = Fields(&object);
@@ -68,7 +68,7 @@ fn text(outline: &Outline<'_>, field: &str, bounds: Bounds) -> Result<String, Ap
 ///
 /// # Errors
 /// `tokens` is no list of ids.
-pub(super) fn detokenize(body: &[u8], _: Bounds) -> Result<TextRequest, ApiError> {
+pub(in crate::gateway) fn detokenize(body: &[u8], _: Bounds) -> Result<TextRequest, ApiError> {
     let outline = Outline::read(body)?;
     if outline.is_empty_list("tokens") {
         return Ok(TextRequest::Detokenize(Vec::new()));
@@ -83,7 +83,7 @@ pub(super) fn detokenize(body: &[u8], _: Bounds) -> Result<TextRequest, ApiError
 ///
 /// # Errors
 /// The conversation is invalid.
-pub(super) fn render(body: &[u8], _: Bounds) -> Result<TextRequest, ApiError> {
+pub(in crate::gateway) fn render(body: &[u8], _: Bounds) -> Result<TextRequest, ApiError> {
     let mut object: Map<String, Value> = Outline::read(body)?.values(&FIELDS)?;
     Ok(TextRequest::Render(Box::new(conversation::read(&mut object)?.chat)))
 }

@@ -1,6 +1,6 @@
 //! Endpoints about the texts of the served model: tokens, templates, properties, in the forms of llama-server, vLLM and
 //! Anthropic. A head answers them; they take no slot.
-mod bodies;
+pub(super) mod bodies;
 
 use std::{sync::Arc, time::Duration};
 
