@@ -141,7 +141,7 @@ fn acceptance_measures_reports_continues_and_restores() {
     let ids = |layout: &Value, answer: usize| layout["answers"][answer]["ids"].clone();
     assert_eq!(ids(single, 0).as_array().map(Vec::len), Some(64));
     assert_eq!([ids(single, 0), ids(single, 1)], [ids(all, 0), ids(all, 1)]);
-    assert!(single["unpredicted"].as_str().is_some_and(|why| why.contains("share a machine")), "{single}");
+    assert!(all["unpredicted"].as_str().is_some_and(|why| why.contains("share a machine")), "{all}");
     assert!(all["all_reduces"].as_array().is_some_and(|times| times.len() == 3), "{all}");
     assert_eq!(layout(&cluster), "dp2-tp1");
 

@@ -131,6 +131,11 @@ impl Serving {
     async fn compared(&self, prompt: &FixedPrompt, expected: Option<&[u32]>) -> Result<AnswerFacts, Failure> {
         let tokens = self.tokens(prompt).await?;
         let completion = self.complete(self.request(tokens.clone(), prompt.answer, 0)).await?;
+        if completion.resumed > 0 {
+            // A node was lost, or excluded as a straggler: the figures are of no topology.
+            let message = "the topology changed during the answer".into();
+            return Err(Failure::State { message, next: "console events shows why" });
+        }
         let (times, ids) = (completion.finished.times, completion.token_ids);
         let differs = match expected {
             Some(expected) => self.differs(&tokens, expected, &ids).await?,

@@ -68,8 +68,17 @@ impl TestBed {
     }
 
     /// Sessions with all nodes under test, in order.
-    pub(super) async fn sessions(&self) -> Result<Vec<Arc<Session>>, Fault> {
-        Cluster::dial(&self.addresses()).await.usable()
+    ///
+    /// # Errors
+    /// One of them does not answer, or was excluded meanwhile.
+    pub(super) async fn sessions(&self) -> Result<Vec<Arc<Session>>, Failure> {
+        let cluster = Cluster::dial(&self.addresses()).await;
+        if let Some(entry) = cluster.out().next() {
+            let (node, reason) = (output::clean(&entry.node), output::clean(entry.reason.as_deref().unwrap_or("")));
+            let message = format!("{node} was excluded: {reason}");
+            return Err(Failure::State { message, next: "console node include NODE" });
+        }
+        Ok(cluster.usable()?)
     }
 
     /// Saves the topologies that run, once, and unloads them: the next step needs idle nodes, or assigns its own.
@@ -97,7 +106,7 @@ impl TestBed {
     async fn settled(&self) -> Result<(), Fault> {
         let deadline = Instant::now() + SETTLE;
         loop {
-            let reports = reports(&self.sessions().await?).await?;
+            let reports = reports(&Cluster::dial(&self.addresses()).await.usable()?).await?;
             if reports.iter().all(|report| report.topology.is_none()) || Instant::now() > deadline {
                 return Ok(());
             }
@@ -144,7 +153,7 @@ impl TestBed {
     pub(super) async fn returned(&self) -> Result<(), Fault> {
         let deadline = Instant::now() + RETURN;
         loop {
-            match self.sessions().await {
+            match Cluster::dial(&self.addresses()).await.usable() {
                 Ok(_) => return Ok(()),
                 Err(fault) if Instant::now() > deadline => return Err(fault),
                 Err(_) => sleep(DIAL).await,

@@ -161,8 +161,13 @@ pub(super) fn table<const COLUMNS: usize>(head: &[String; COLUMNS], rows: &[[Str
 /// Text of a node or a file that cannot break a table or become markup.
 fn cell(text: &str) -> String {
     let mut clean = String::with_capacity(text.len());
-    for character in text.chars() {
+    let mut characters = text.chars().peekable();
+    while let Some(character) = characters.next() {
         match character {
+            // Not the beginning of a tag.
+            '<' if !characters.peek().is_some_and(|next| next.is_alphabetic() || matches!(*next, '/' | '!' | '?')) => {
+                clean.push(character);
+            }
             '|' | '<' | '`' | '[' | ']' | '\\' => {
                 clean.push('\\');
                 clean.push(character);
@@ -201,7 +206,7 @@ mod tests {
 
     #[test]
     fn text_of_nodes_cannot_break_tables() {
-        assert_eq!(cell("a|b<c>\n`x`"), "a\\|b\\<c>\u{fffd}\\`x\\`");
+        assert_eq!(cell("a|b<c>\n`x` <= 2"), "a\\|b\\<c>\u{fffd}\\`x\\` <= 2");
         let rows = table(&["a".into(), "b".into()], &[["1".into(), "x|y".into()]]);
         assert_eq!(rows, ["| a | b |", "|---|---|", "| 1 | x\\|y |"]);
     }
