@@ -11,8 +11,9 @@ usage: tests/upgrade/groups.py --old FOLDER [--topology dp2-tp2] [--tokens 200] 
 
 The commands are those of docs/upgrade.md (the blocks "upgrade-node" and "upgrade-console"), for one replica after the
 other; `sudo systemctl restart brambled` becomes SIGTERM and a start of the other release with the same files. Streams
-keep 80 % of the slots busy, through the HTTP APIs of all nodes; a client whose connection is refused takes the next
-node. Fails if a request ends without its whole answer, or if the ranks of a replica serve with different versions.
+keep 80 % of the slots busy, through the HTTP APIs of all nodes but those that are about to restart (unless --everywhere), as a load
+balancer would send them; a client whose connection is refused takes the next node. Fails if a request
+ends without its whole answer, or if the ranks of a replica serve with different versions.
 """
 import argparse
 import asyncio
@@ -48,9 +49,9 @@ class Load:
     """Streams on all nodes; every answer must be whole."""
 
     def __init__(self, hosts, streams, tokens, old):
-        self.hosts, self.streams, self.tokens, self.old = hosts, streams, tokens, old
+        self.hosts, self.streams, self.tokens, self.old, self.everywhere = hosts, streams, tokens, old, False
         self.lost, self.waits, self.pauses, self.done, self.refused = [], [], [], 0, 0
-        self.chance, self.stop = random.Random(1), asyncio.Event()
+        self.chance, self.stop, self.under_way = random.Random(1), asyncio.Event(), {host: 0 for host in hosts}
 
     async def ask(self, number):
         """One request; a client takes another node only if the connection is refused, as a load balancer does."""
@@ -58,7 +59,9 @@ class Load:
         begin = time.monotonic()
         while True:
             host = self.chance.choice(self.hosts)
+            self.under_way[host] += 1
             answer = await client.complete(host, prompt, self.tokens, model=MODEL, temperature=0.7, seed=number)
+            self.under_way[host] -= 1
             is_refused = answer.status == 0 and (answer.error or "").startswith("ConnectionRefusedError")
             # A node that stops or has just started answers 503 with Retry-After to requests that it has not begun.
             is_later = answer.status in (429, 503) and "retry-after" in answer.headers
@@ -161,6 +164,11 @@ async def change(daemons, replicas, release, load):
     """Changes the release of one replica after the other with the commands of docs/upgrade.md."""
     results, what = [], "to the old release" if release == load.old else "to this release"
     for number, replica in enumerate(replicas):
+        if not load.everywhere and len(replicas) > 1:
+            restarting = [client.place(daemon) for daemon in replica]
+            load.hosts = [client.place(daemon) for daemon in daemons if daemon not in replica]
+            while any(load.under_way[host] for host in restarting):
+                await asyncio.sleep(0.1)
         begin = time.monotonic()
         for line in commands("upgrade-node"):
             assert line == "sudo systemctl restart brambled", f"docs/upgrade.md has another command: {line}"
@@ -168,7 +176,7 @@ async def change(daemons, replicas, release, load):
         started = time.monotonic()
         for line in commands("upgrade-console"):
             await until(line, lambda: serves(line, daemons))
-        end = time.monotonic()
+        end, load.hosts = time.monotonic(), [client.place(daemon) for daemon in daemons]
         print(f"replica {number}: {started - begin:.1f} s until its nodes have started, {end - started:.1f} s more until it serves", file=sys.stderr)
         await asyncio.sleep(3)
         results.append(load.report(f"replica {number} {what}", time.monotonic() - begin) | {"serves_after": round(end - begin, 1)})
@@ -185,6 +193,7 @@ def serves(line, daemons):
 
 async def go(daemons, replicas, arguments, new):
     load = Load([client.place(daemon) for daemon in daemons], max(1, round(SHARE * SLOTS * len(replicas))), arguments.tokens, arguments.old)
+    load.everywhere = arguments.everywhere
     await client.until_healthy(load.hosts)
     lanes = [asyncio.create_task(load.lane(lane)) for lane in range(load.streams)]
     wrong = []
@@ -206,6 +215,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--before", type=float, default=5, help="seconds of load before the first command")
     parser.add_argument("--back", action="store_true")
+    parser.add_argument("--everywhere", action="store_true", help="also send requests to nodes that are about to restart")
     arguments = parser.parse_args()
     arguments.old, new = os.path.abspath(arguments.old), bramble.RELEASE
     width = 1
