@@ -6,8 +6,8 @@ cluster key and keys for the API, serving the demo model as two replicas, and pi
 usage: tests/security/again.py [--short] [--only NAME,..] [--list] [--programs DIR]
 
 Each attack prints PASS or FAIL with what was measured; SKIPPED if this machine cannot run it. After each one every
-daemon must still be the same process, serve, and use at most 128 MB more than idle. --short takes at most 90 s. Exit
-code 1 after a FAIL. Other programs on the machine slow it down: times are judged generously.
+daemon must still be the same process, serve, and use at most 128 MB more than idle. --short takes about 90 s next to 40
+other processes on two cores. Exit code 1 after a FAIL. Times are judged generously, because the machine may be shared.
 
 cargo build --release --locked --workspace
 """
