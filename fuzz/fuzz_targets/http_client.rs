@@ -66,7 +66,11 @@ fuzz_target!(|data: &[u8]| {
             }
             let _ = assignment::source::url_at(&text, "https://hub.example");
             let _ = (protocol::models::check_name(&text), protocol::models::files_of(&text).len());
-            let _ = (protocol::models::family(&text), console::catalogue::resolve(&text), console::catalogue::search(&text));
+            let _ = (
+                protocol::models::family(&text),
+                console::catalogue::resolve(&text),
+                console::catalogue::search(&text),
+            );
             let _ = (console::catalogue::of_file(&text), protocol::address::is_address(&text));
         }
     }

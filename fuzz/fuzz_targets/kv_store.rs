@@ -29,7 +29,8 @@ fn folder(input: Input<'_>) {
             let name = &two[0];
             !name.is_empty() && name.len() < 200 && !name.contains('/') && name != "." && name != ".."
         });
-        let files: Vec<_> = files.map(|two| (two[0].as_str(), two.get(1).map_or(&[][..], |text| text.as_bytes()))).collect();
+        let files: Vec<_> =
+            files.map(|two| (two[0].as_str(), two.get(1).map_or(&[][..], |text| text.as_bytes()))).collect();
         folder.fill(files.iter().copied());
         let bytes: usize = files.iter().map(|(_, bytes)| bytes.len()).sum();
         let room = 64 * bytes + (1 << 20);

@@ -42,7 +42,13 @@ fuzz_target!(|data: &[u8]| {
         *first = right;
     }
     FOLDER.with(|folder| {
-        folder.fill(FILES.into_iter().zip(&texts).filter(|(_, text)| !text.is_empty()).map(|(name, text)| (name, text.as_bytes())));
+        folder.fill(
+            FILES
+                .into_iter()
+                .zip(&texts)
+                .filter(|(_, text)| !text.is_empty())
+                .map(|(name, text)| (name, text.as_bytes())),
+        );
         let room = 256 * data.len() + (4 << 20);
         let (state, kept) = bounded(room, || StateFolder::open(folder.path())).expect("the folder can be used");
         if let Some(Committed { topology, desired, epoch }) = &kept.committed {
