@@ -20,7 +20,10 @@ fn is_viewing(body: &RequestBody) -> bool {
 /// Requests that only nodes send to each other: an operator's key does not make a voter.
 fn is_of_nodes(body: &RequestBody) -> bool {
     match body {
-        RequestBody::Recovery(ask) => matches!(**ask, RecoveryAsk::Learn(_) | RecoveryAsk::Vote(_)),
+        RequestBody::Recovery(ask) => {
+            // `Recall` teaches a topology, too.
+            matches!(**ask, RecoveryAsk::Learn(_) | RecoveryAsk::Vote(_) | RecoveryAsk::Recall(_))
+        }
         body => matches!(body, RequestBody::Kv(_)),
     }
 }
@@ -124,13 +127,15 @@ mod tests {
     #[test]
     fn only_nodes_teach_and_vote() {
         let topology = topology(2);
-        let learn = RecoveryAsk::Learn(Box::new(Committed::new(Epoch(9), topology)));
-        let learn = RequestBody::Recovery(Box::new(learn));
-        for role in [Role::Viewer, Role::Operator, Role::Owner] {
-            assert!(check_request(Some(role), &learn).is_err(), "{role}");
-        }
-        for role in [None, Some(Role::Node)] {
-            assert_eq!(check_request(role, &learn), Ok(()));
+        let committed = || Box::new(Committed::new(Epoch(9), topology.clone()));
+        for ask in [RecoveryAsk::Learn(committed()), RecoveryAsk::Recall(committed())] {
+            let body = RequestBody::Recovery(Box::new(ask));
+            for role in [Role::Viewer, Role::Operator, Role::Owner] {
+                assert!(check_request(Some(role), &body).is_err(), "{role}: {body:?}");
+            }
+            for role in [None, Some(Role::Node)] {
+                assert_eq!(check_request(role, &body), Ok(()));
+            }
         }
     }
 
