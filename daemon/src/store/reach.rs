@@ -1,5 +1,6 @@
-//! Restricts the targets of downloads: a download from a public server must not be led to this machine or its local
-//! network, by a redirect or by a name that resolves differently the second time.
+//! Restricts the targets of downloads: a redirect, or a name that resolves differently the second time, must not lead a
+//! download from a public server to the local network, nor any other download to this machine or to its link-local
+//! addresses, where clouds serve credentials.
 use std::{
     io::{Error, ErrorKind},
     net::{IpAddr, SocketAddr},
@@ -19,8 +20,8 @@ use ureq::{
 #[derive(Debug, Default)]
 pub(super) struct Reach {
     inner: DefaultResolver,
-    /// Whether the first server is public.
-    is_public: OnceLock<bool>,
+    /// The zone of the first server.
+    first: OnceLock<Zone>,
 }
 
 impl Resolver for Reach {
@@ -35,21 +36,42 @@ impl Reach {
     /// For a download that started at a public server.
     #[cfg(test)]
     pub(super) fn of_public() -> Self {
-        Self { is_public: OnceLock::from(true), ..Self::default() }
+        Self { first: OnceLock::from(Zone::Public), ..Self::default() }
     }
 
     fn check(&self, found: &[SocketAddr]) -> Result<(), Error> {
-        let private = found.iter().find(|address| !is_public(address.ip()));
-        match private {
-            Some(private) if *self.is_public.get_or_init(|| false) => {
-                let reason = format!("the server leads to {}, an address of a private network", private.ip());
-                Err(Error::new(ErrorKind::PermissionDenied, reason))
-            }
-            _ => {
-                self.is_public.get_or_init(|| private.is_none());
-                Ok(())
-            }
+        let Some(nearest) = found.iter().min_by_key(|address| Zone::of(address.ip())) else { return Ok(()) };
+        let zone = Zone::of(nearest.ip());
+        if zone >= *self.first.get_or_init(|| zone) {
+            return Ok(());
         }
+        let whose = if zone == Zone::Machine { "this machine or its link" } else { "a private network" };
+        let reason = format!("the server leads to {}, an address of {whose}", nearest.ip());
+        Err(Error::new(ErrorKind::PermissionDenied, reason))
+    }
+}
+
+/// How near an address is; a download never leads to a nearer zone than that of its first server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Zone {
+    /// This machine, and addresses that are valid on one link only.
+    Machine,
+    /// A private network.
+    Private,
+    /// The internet.
+    Public,
+}
+
+impl Zone {
+    fn of(address: IpAddr) -> Self {
+        if is_public(address) {
+            return Self::Public;
+        }
+        let is_machine = match address.to_canonical() {
+            IpAddr::V4(v4) => v4.is_loopback() || v4.is_link_local() || v4.octets()[0] == 0,
+            IpAddr::V6(v6) => v6.is_loopback() || v6.is_unspecified() || v6.is_unicast_link_local(),
+        };
+        if is_machine { Self::Machine } else { Self::Private }
     }
 }
 
@@ -99,9 +121,23 @@ mod tests {
     }
 
     #[test]
-    fn local_server_may_lead_anywhere() {
+    fn private_server_does_not_lead_to_this_machine() {
+        let machine = ["127.0.0.1", "127.9.9.9", "0.0.0.0", "169.254.169.254", "::1", "::", "fe80::1"];
+        for address in machine.into_iter().chain(["::ffff:127.0.0.1", "::ffff:169.254.169.254"]) {
+            let reach = Reach::default();
+            assert!(reach.check(&[at("192.168.0.9")]).is_ok());
+            let refused = reach.check(&[at("192.168.0.9"), at(address)]).expect_err(address);
+            assert_eq!(refused.kind(), ErrorKind::PermissionDenied);
+            for good in ["10.0.0.7", "fd00::7", "93.184.216.34"] {
+                assert!(reach.check(&[at(good)]).is_ok(), "{good}");
+            }
+        }
+    }
+
+    #[test]
+    fn server_of_this_machine_may_lead_anywhere() {
         let reach = Reach::default();
-        for address in ["192.168.0.9", "127.0.0.1", "93.184.216.34", "192.168.0.10"] {
+        for address in ["127.0.0.1", "192.168.0.9", "127.0.0.2", "93.184.216.34", "192.168.0.10"] {
             assert!(reach.check(&[at(address)]).is_ok(), "{address}");
         }
     }
