@@ -216,16 +216,21 @@ impl Store {
         Ok(())
     }
 
-    /// A piece of a complete file, and the file's size.
+    /// A piece of a complete file, and the file's size. Only GGUF files leave the node: a link of that name may lead to
+    /// a key.
     ///
     /// # Errors
-    /// There is no such file, or it cannot be read.
+    /// There is no such file, it is not a GGUF file, or it cannot be read.
     pub fn read(&self, model: &str, offset: u64) -> Result<(Bytes, Vec<u8>), FaultKind> {
         use std::os::unix::fs::FileExt;
         let path = self.find(model)?;
         let failed = |error: io::Error| disk("read", &path, &error);
         let file = fs::File::open(&path).map_err(failed)?;
         let size = file.metadata().map_err(failed)?.len();
+        let mut begin = [0; 4];
+        if file.read_exact_at(&mut begin, 0).is_err() || begin != *b"GGUF" {
+            return Err(FaultKind::ModelInvalid { model: model.into(), reason: "it is not a GGUF file".into() });
+        }
         let length = size.saturating_sub(offset).min(PIECE_BYTES_MAX as u64) as usize;
         let mut bytes = vec![0; length];
         file.read_exact_at(&mut bytes, offset).map_err(failed)?;

@@ -3,11 +3,13 @@
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
     io::{Seek, SeekFrom, Write},
+    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
 };
 
 use common::{digest::Sha256, fault::FaultKind};
 use gguf::GgufFile;
+use nix::fcntl::OFlag;
 use protocol::models::{PART, files_of};
 use serde::{Deserialize, Serialize};
 
@@ -43,6 +45,14 @@ pub(super) fn origin_path(part: &Path) -> PathBuf {
     name.into()
 }
 
+/// Opens or creates a file to write. It follows no link: the model folder may belong to others, who could let the daemon
+/// overwrite its key or its state.
+fn own_file() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).custom_flags(OFlag::O_NOFOLLOW.bits());
+    options
+}
+
 impl PartialFile {
     /// Opens or creates it. Existing bytes are continued only if they have the same origin and the origin contains more
     /// than a size.
@@ -50,7 +60,7 @@ impl PartialFile {
         fs::create_dir_all(folder).map_err(|error| disk("create", folder, &error))?;
         let path = folder.join(format!("{model}{PART}"));
         let failed = |error: std::io::Error| disk("write", &path, &error);
-        let mut file = OpenOptions::new().write(true).create(true).truncate(false).open(&path).map_err(failed)?;
+        let mut file = own_file().truncate(false).open(&path).map_err(failed)?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(FaultKind::StoreBusy { model: model.into() }),
@@ -63,7 +73,8 @@ impl PartialFile {
             file.set_len(0).map_err(failed)?;
             length = 0;
             let text = toml::to_string(&origin).expect("numbers and texts are TOML");
-            fs::write(origin_path(&path), text).map_err(failed)?;
+            let described = own_file().truncate(true).open(origin_path(&path));
+            described.and_then(|mut file| file.write_all(text.as_bytes())).map_err(failed)?;
         }
         if let Some(size) = origin.size {
             check_room(folder, size - length)?;

@@ -397,3 +397,22 @@ fn server_that_sends_too_slowly_is_dropped() {
     assert!(left.to_string().contains("sent less than"), "{left}");
     assert!(begun.elapsed() < std::time::Duration::from_secs(60));
 }
+
+#[test]
+fn links_in_the_model_folder_give_away_and_overwrite_nothing() {
+    let (store, folder) = store();
+    let (models, secret) = (folder.path().join("models"), folder.path().join("cluster.key"));
+    fs::create_dir(&models).expect("the folder can be written");
+    fs::write(&secret, "secret 0123").expect("the folder can be written");
+    let link = |name: &str| std::os::unix::fs::symlink(&secret, models.join(name)).expect("the folder can be written");
+    link("key.gguf");
+    let refused = store.read("key.gguf", 0).expect_err("it is no model");
+    assert!(matches!(refused, FaultKind::ModelInvalid { .. }), "{refused}");
+    for name in [format!("{NAME}{PART}"), format!("{NAME}{PART}.from")] {
+        link(&name);
+        let refused = store.begin(NAME, Origin { size: Some(9), ..Origin::default() }).expect_err(&name);
+        assert!(matches!(refused, FaultKind::StoreFailed { .. }), "{name}: {refused}");
+        assert_eq!(fs::read_to_string(&secret).expect("it is there"), "secret 0123", "{name}");
+        fs::remove_file(models.join(&name)).expect("it is ours");
+    }
+}
