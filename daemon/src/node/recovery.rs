@@ -70,6 +70,17 @@ impl Node {
         self.check_reach(committed.epoch)
     }
 
+    /// Refuses a ballot so far ahead that no later one could follow.
+    fn check_ballot(&self, vote: &Vote) -> Result<(), FaultKind> {
+        let own = self.voter.votes.as_ref().filter(|own| own.base.epoch == vote.base.epoch);
+        let (promised, round) = (own.map_or(0, |own| own.promised.round), vote.ballot.round);
+        if is_in_reach(promised.into(), round.into()) {
+            return Ok(());
+        }
+        let reason = format!("ballot {round} is more than {JUMP_MAX} beyond ballot {promised}, the last promised here");
+        Err(FaultKind::Malformed { reason })
+    }
+
     /// Checks a prepare at the current epoch: it brings the committed topology up again and promises nothing new.
     pub(super) fn check_again(&self, prepare: &Prepare) -> Result<(), FaultKind> {
         let (epoch, by) = (self.epoch, self.latest_by.clone());
@@ -148,7 +159,8 @@ impl Node {
                 effects
             }
             RecoveryAsk::Vote(vote) => {
-                if let Err(kind) = vote.next.iter().chain([&vote.base]).try_for_each(|one| self.check_told(one)) {
+                let told = vote.next.iter().chain([&vote.base]).try_for_each(|one| self.check_told(one));
+                if let Err(kind) = told.and_then(|()| self.check_ballot(&vote)) {
                     return self.refuse(session, id, kind);
                 }
                 let (mut effects, records, ruling) = self.vote(&vote);

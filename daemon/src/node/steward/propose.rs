@@ -3,7 +3,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use common::{
     fault::{Fault, FaultKind},
-    ids::MemberIndex,
+    ids::{MemberIndex, is_in_reach},
 };
 use planner::replan::Stays;
 use protocol::{
@@ -170,7 +170,7 @@ impl Steward {
         let witness = self.settings.recovery.witness.clone().filter(|_| views.len() == 2);
         let count = views.len() + usize::from(witness.is_some());
         propose.voters.extend(witness.map(|address| (views.len(), address)));
-        self.round += 1;
+        self.round = self.round.saturating_add(1);
         propose.ballot = Ballot { round: self.round, member: propose.proposal.own as u16 };
         let proposer = Proposer::new(
             &propose.proposal.base,
@@ -278,7 +278,10 @@ impl Steward {
                 vec![ask]
             }
             Step::Nack(other) => {
-                self.round = self.round.max(other.round);
+                // A voter that reports the last round must not end all later votes.
+                if is_in_reach(self.round.into(), other.round.into()) {
+                    self.round = self.round.max(other.round);
+                }
                 let fault = self.no_majority("another node holds a vote");
                 self.end_vote(&propose.proposal, Err(fault))
             }

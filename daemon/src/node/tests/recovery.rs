@@ -188,10 +188,11 @@ fn vote_is_stored_before_the_answer_and_blocks_its_epoch() {
 fn no_message_moves_a_counter_out_of_reach() {
     let last = Epoch(u64::MAX);
     let far = || Box::new(Committed::new(last, Topology { slots: 1, ..topology(2) }));
-    let vote = |base, next| {
-        let ballot = Ballot { round: 1, member: 1 };
+    let ballot_of = |round, base, next| {
+        let ballot = Ballot { round, member: 1 };
         RecoveryAsk::Vote(Box::new(Vote { base, witness: None, ballot, next }))
     };
+    let vote = |base, next| ballot_of(1, base, next);
     let rolling = Rolling {
         targets: vec![("pi1".into(), "pi1:9999".into())],
         done: 0,
@@ -201,8 +202,14 @@ fn no_message_moves_a_counter_out_of_reach() {
         by: "me@here".into(),
         revision: u64::MAX,
     };
-    let asked =
-        [RecoveryAsk::Learn(far()), vote(*far(), None), vote(base(4), Some(*far())), RecoveryAsk::Rolling(rolling)];
+    let asked = [
+        RecoveryAsk::Learn(far()),
+        RecoveryAsk::Recall(far()),
+        vote(*far(), None),
+        vote(base(4), Some(*far())),
+        ballot_of(u32::MAX, base(4), None),
+        RecoveryAsk::Rolling(rolling),
+    ];
     for ask in asked {
         let mut node = of("pi1", Some(base(4)));
         let effects = recover(&mut node, ask.clone());
