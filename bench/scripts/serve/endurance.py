@@ -154,7 +154,9 @@ class Run:
         begin = time.monotonic()
         while not self.is_over:
             await asyncio.sleep(30)
-            print(f"{self.done} requests, {self.done / (time.monotonic() - begin):.1f} per second, {sum(self.faults.values())} faults, {sum(self.errors.values())} typed errors, {len(self.failed)} failed", file=sys.stderr, flush=True)
+            rate = self.done / (time.monotonic() - begin)
+            ended = f"{sum(self.faults.values())} faults, {sum(self.errors.values())} typed errors, {len(self.failed)} failed"
+            print(f"{self.done} requests, {rate:.1f} per second, {ended}", file=sys.stderr, flush=True)
 
     async def run(self):
         await client.until_healthy(self.hosts)
