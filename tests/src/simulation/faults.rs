@@ -2,7 +2,7 @@
 //! cluster, so that a run of many histories meets every kind of fault in every state.
 use std::time::Duration;
 
-use crate::{random::Random, simulation::coverage::ClusterState};
+use crate::{random::Random, simulation::states::ClusterState};
 
 /// A kind of fault, or an operator's command in the middle of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

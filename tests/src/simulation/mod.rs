@@ -15,6 +15,7 @@ mod network;
 pub mod planted;
 mod process;
 mod shrinking;
+mod states;
 mod stewarding;
 mod story;
 #[cfg(test)]
@@ -33,8 +34,9 @@ use protocol::recovery::Committed;
 use topology::{Layout, Member, Topology};
 
 pub use self::{
-    coverage::{ClusterState, Coverage},
+    coverage::Coverage,
     faults::{TimedFault, Trouble, TroubleKind},
+    states::ClusterState,
 };
 use self::{
     faults::{Scope, TIED},

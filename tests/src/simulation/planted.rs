@@ -62,7 +62,7 @@ impl Drop for Bug {
 
 /// How a bug was found.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct Discovery {
     /// Number of histories or scripts until then; 0 if a property found it.
     pub histories: u64,
     /// What was violated.
@@ -70,13 +70,15 @@ pub struct Found {
 }
 
 /// Plants a bug and searches for it in at most `most` histories from a seed on.
-pub fn find(bug: Planted, first: u64, most: u64) -> Option<Found> {
+pub fn find(bug: Planted, first: u64, most: u64) -> Option<Discovery> {
     let _bug = Bug::plant(bug);
     match finder(bug) {
-        Finder::Property(holds) => (!holds()).then(|| Found { histories: 0, what: "a property does not hold".into() }),
+        Finder::Property(holds) => {
+            (!holds()).then(|| Discovery { histories: 0, what: "a property does not hold".into() })
+        }
         Finder::Histories => (0..most).find_map(|turn| {
             let what = History::draw(first + turn).run(false).violation?;
-            Some(Found { histories: turn + 1, what })
+            Some(Discovery { histories: turn + 1, what })
         }),
         Finder::Votes => {
             let (away, scripts) = vote_scripts(3, 2);
@@ -84,7 +86,7 @@ pub fn find(bug: Planted, first: u64, most: u64) -> Option<Found> {
             let mut runs = runs.take(most as usize).enumerate();
             runs.find_map(|(turn, (seed, turns)): (usize, (u64, &Vec<_>))| {
                 let what = run_vote(3, &away, turns, first + seed, false).violation?;
-                Some(Found { histories: turn as u64 + 1, what })
+                Some(Discovery { histories: turn as u64 + 1, what })
             })
         }
     }

@@ -403,8 +403,11 @@ impl World {
         let targets = topology.members.iter().map(|member| (member.name.clone(), member.address.clone())).collect();
         let by = "op@console".into();
         let rolling = Rolling { targets, done: 0, before: None, phase: Phase::Runs, drain_ms: 4_000, by, revision };
-        let ask = || RequestBody::Recovery(Box::new(RecoveryAsk::Rolling(rolling.clone())));
-        let asks = console.reports.keys().map(|node| (*node, ask())).collect();
+        let asks = console.reports.keys().map(|node| {
+            let ask = RecoveryAsk::Rolling(rolling.clone());
+            (*node, RequestBody::Recovery(Box::new(ask)))
+        });
+        let asks = asks.collect();
         self.console_asks(index, ConsoleStage::Commit, asks);
     }
 

@@ -4,6 +4,7 @@ pub(super) mod consoles;
 pub(super) mod gateway;
 mod lives;
 mod ranks;
+mod states;
 pub(super) mod votes;
 
 use std::{
