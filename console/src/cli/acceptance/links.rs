@@ -1,9 +1,5 @@
 //! The step that measures the links between nodes.
-use std::time::Duration;
-
 use assignment::planner_query::LINK;
-use common::fault::FaultKind;
-use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::bed::TestBed;
@@ -16,22 +12,10 @@ use crate::{
 /// Round trips and stream of each link: as long as `console bench links` with its defaults, without the incast.
 const EFFORT: Effort = Effort { pings: 200, stream_ms: 250, incast: false };
 
-/// A node that has just answered refuses to measure for some seconds: how long, and how often it is asked again.
-const QUIET: Duration = Duration::from_secs(15);
-const AGAIN: Duration = Duration::from_millis(500);
-
 /// Measures all links in both directions, one after another.
 pub(super) async fn measure_links(bed: &TestBed) -> Result<Vec<LinkFacts>, Failure> {
     let sessions = bed.sessions().await?;
-    let begun = Instant::now();
-    let found = loop {
-        match measure(&sessions, EFFORT, &tell_progress, &CancellationToken::new()).await {
-            Err(fault) if matches!(fault.kind, FaultKind::RequestsRun { .. }) && begun.elapsed() < QUIET => {
-                sleep(AGAIN).await;
-            }
-            found => break found?,
-        }
-    };
+    let found = measure(&sessions, EFFORT, &tell_progress, &CancellationToken::new()).await?;
     let links = sessions.iter().zip(found).flat_map(|(session, bench)| {
         let to = session.identity.name.clone();
         bench.links.into_iter().map(move |link| LinkFacts {
