@@ -37,6 +37,7 @@ const OTHER: &str = "tiny.gguf";
 /// that does not, FILE a model on this machine, TOPOLOGY a topology file, OUT a file that does not exist, REQUEST a
 /// running request.
 const COMMANDS: &[(&str, Does, &str)] = &[
+    ("acceptance", Changes, "--nodes SERVE --out OUT"),
     ("bench links", Reads, ""),
     ("bench node", Reads, ""),
     ("cluster add", Adds, "lab 127.0.0.1"),
