@@ -153,9 +153,10 @@ fn acceptance_measures_reports_continues_and_restores() {
     let other = json!([other[0], other[1], 1]);
     let (url, serving) = llama_server([ids(single, 0), other]);
     let third = run(&cluster, &out, &["--only", "llama", "--llama-cpp", &url]);
+    // Before the join, which never returns if the step failed before it asked twice.
+    let llama = found(&third, "llama");
     let asked = serving.join().expect("it was asked twice");
     assert_eq!((&asked[0]["n_predict"], &asked[1]["n_predict"]), (&json!(64), &json!(32)));
-    let llama = found(&third, "llama");
     assert_eq!((&llama["answers"][0]["differs"], &llama["answers"][1]["differs"]["at"]), (&Value::Null, &json!(2)));
     assert_eq!(layout(&cluster), "dp2-tp1");
 

@@ -71,6 +71,15 @@ pub fn with_port(node: &str) -> String {
     if has_port { node.into() } else { format!("{node}:{PORT}") }
 }
 
+/// The host of an address, without its port and brackets.
+pub fn host(node: &str) -> &str {
+    if node.parse::<std::net::Ipv6Addr>().is_ok() {
+        return node;
+    }
+    let host = node.rsplit_once(':').map_or(node, |(host, _)| host);
+    host.trim_start_matches('[').trim_end_matches(']')
+}
+
 /// Connections to all nodes of a dashboard.
 #[derive(Debug)]
 pub struct Client {

@@ -31,8 +31,9 @@ impl Effort {
     }
 }
 
-/// A node still counts a request that has just ended: how long to ask again, and how often.
+/// How long to try again: a node may still count a request that has just ended.
 const SETTLE: Duration = Duration::from_secs(2);
+/// Interval between two attempts.
 const AGAIN: Duration = Duration::from_millis(250);
 
 /// The results of each node for its links from all others, in the order of the sessions.

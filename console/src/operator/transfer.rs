@@ -105,8 +105,8 @@ pub fn picture(model: &str, lanes: &[Lane], now: Duration) -> String {
     text
 }
 
-/// Seconds below two minutes, else minutes.
-fn duration(seconds: f64) -> String {
+/// Seconds below two minutes, else minutes, rounded up.
+pub fn duration(seconds: f64) -> String {
     if seconds < 120.0 { format!("{:.0} s", seconds.ceil()) } else { format!("{:.0} min", (seconds / 60.0).ceil()) }
 }
 
@@ -132,7 +132,8 @@ mod tests {
         assert_eq!(picture("m.gguf", &two, now), "copying m.gguf to pi1, pi2  15 %  60 MB/s, 18 s left");
         let verifying = [lane("pi1", Step::Hashing, 400_000_000)];
         assert!(picture("m.gguf", &verifying, now).starts_with("verifying m.gguf on pi1  100 %"));
-        assert_eq!((duration(121.0).as_str(), share(&one)), ("3 min", Some(0.2)));
+        assert_eq!([1.0, 119.0, 121.0].map(duration), ["1 s", "119 s", "3 min"]);
+        assert_eq!(share(&one), Some(0.2));
         assert_eq!((picture("m", &[Lane::new("pi1".into())], now).as_str(), share(&[])), ("", None));
     }
 

@@ -38,10 +38,10 @@ use crate::{
 
 /// Time limit for a head to tokenize a prompt.
 const TOKENIZE: Duration = Duration::from_secs(30);
-/// Most probable tokens among which a near tie is looked for.
+/// How many of the most probable tokens are searched for a near tie.
 const PROBABLE: u32 = 10;
 
-/// A topology of the test: the sessions of its members, and what runs.
+/// A topology that the test assigned, and sessions with its members.
 pub(super) struct Serving {
     pub(super) sessions: Vec<Arc<Session>>,
     pub(super) topology: Topology,

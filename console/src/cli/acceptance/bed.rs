@@ -15,6 +15,7 @@ use crate::{
     },
     client::{
         cluster::{Cluster, ClusterNode},
+        host,
         session::Session,
         with_port,
     },
@@ -184,11 +185,6 @@ impl TestBed {
     }
 }
 
-/// The host of `HOST:PORT`.
-pub(super) fn host(address: &str) -> &str {
-    address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']'])
-}
-
 fn session_of(cluster: &Cluster, name: &str) -> Result<Arc<Session>, Failure> {
     let node = cluster.nodes.iter().find(|node| cluster.name(node) == name).ok_or_else(|| Failure::State {
         message: format!("cannot restore the topology that ran before: its member {} is unknown", output::clean(name)),
@@ -197,7 +193,7 @@ fn session_of(cluster: &Cluster, name: &str) -> Result<Arc<Session>, Failure> {
     Ok(node.session()?)
 }
 
-/// What restores a topology: that which its operator requested, if losses have reduced it and all its members are back.
+/// What restores a topology: the desired one, if losses have reduced it and all its members are back.
 fn replaced(topology: &Topology, cluster: &Cluster) -> ReplacedTopology {
     let names: Vec<&str> =
         cluster.nodes.iter().filter_map(ClusterNode::report).map(|report| report.name.as_str()).collect();

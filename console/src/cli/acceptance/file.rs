@@ -1,7 +1,7 @@
 //! The files of a report: JSON, which is also the record of an interrupted test, and Markdown.
 use std::{
     fs,
-    io::{ErrorKind, Read, Write},
+    io::{ErrorKind, Read},
     path::{Path, PathBuf},
 };
 
@@ -9,6 +9,7 @@ use anyhow::Context;
 
 use crate::{
     cli::{Failure, shared::output},
+    client::clusters::write_atomically,
     operator::acceptance::{AcceptanceReport, markdown::markdown, report::REPORT_BYTES_MAX, written::object},
 };
 
@@ -61,12 +62,7 @@ impl ReportFiles {
 }
 
 fn replace(path: &Path, text: &str) -> Result<(), Failure> {
-    let cannot = || format!("cannot write {}", path.display());
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file = tempfile::NamedTempFile::new_in(folder).with_context(cannot)?;
-    file.write_all(text.as_bytes()).with_context(cannot)?;
-    file.persist(path).map_err(|error| error.error).with_context(cannot)?;
-    Ok(())
+    Ok(write_atomically(path, text).with_context(|| format!("cannot write {}", path.display()))?)
 }
 
 /// Reads a report.
@@ -75,8 +71,11 @@ fn replace(path: &Path, text: &str) -> Result<(), Failure> {
 /// The file cannot be read or is no report.
 pub(super) fn read(path: &Path) -> Result<AcceptanceReport, Failure> {
     let mut text = String::new();
-    let opened = fs::File::open(path).and_then(|file| file.take(REPORT_BYTES_MAX).read_to_string(&mut text));
+    let opened = fs::File::open(path).and_then(|file| file.take(REPORT_BYTES_MAX + 1).read_to_string(&mut text));
     match opened {
+        Ok(bytes) if bytes as u64 > REPORT_BYTES_MAX => {
+            return Err(damaged(path, &format!("it is larger than {} MiB", REPORT_BYTES_MAX >> 20)));
+        }
         Ok(_) => {}
         Err(error) if error.kind() == ErrorKind::InvalidData => return Err(damaged(path, "it is not text")),
         Err(error) => return Err(anyhow::Error::from(error).context(format!("cannot read {}", path.display())).into()),
@@ -94,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn report_is_written_beside_its_path_and_continued() {
+    fn report_is_written_to_two_files_and_continued() {
         let folder = tempfile::tempdir().expect("create a temporary folder");
         let files = ReportFiles::new(&folder.path().join("pi.cluster"));
         assert!(files.earlier().expect("nothing was written").is_none());
@@ -110,8 +109,8 @@ mod tests {
         assert_eq!(files.earlier().expect("it is a report"), Some(report));
         fs::write(files.json(), [0xff, 0xfe]).expect("the folder is writable");
         assert_eq!(files.earlier().map_err(|failure| failure.code()), Err(8));
-        let nowhere = ReportFiles::new(Path::new("/nonexistent/report"));
+        let nowhere = ReportFiles::new(&files.json().join("report"));
         let report = AcceptanceReport::new("m.gguf", vec!["pi1".into()], 7);
-        assert!(nowhere.write(&report).is_err_and(|failure| failure.to_string().contains("/nonexistent/report.json")));
+        assert!(nowhere.write(&report).is_err_and(|failure| failure.to_string().contains("report.json")));
     }
 }

@@ -1,5 +1,6 @@
 //! The step that measures the links between nodes.
 use assignment::planner_query::LINK;
+use protocol::network::{PINGS_DEFAULT, STREAM_MS_DEFAULT};
 use tokio_util::sync::CancellationToken;
 
 use super::bed::TestBed;
@@ -9,8 +10,8 @@ use crate::{
     operator::acceptance::LinkFacts,
 };
 
-/// Round trips and stream of each link: as long as `console bench links` with its defaults, without the incast.
-const EFFORT: Effort = Effort { pings: 200, stream_ms: 250, incast: false };
+/// Round trips and stream of each link: the defaults of `console bench links`, without the incast.
+const EFFORT: Effort = Effort { pings: PINGS_DEFAULT, stream_ms: STREAM_MS_DEFAULT, incast: false };
 
 /// Measures all links in both directions, one after another.
 pub(super) async fn measure_links(bed: &TestBed) -> Result<Vec<LinkFacts>, Failure> {

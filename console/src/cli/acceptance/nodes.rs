@@ -1,5 +1,8 @@
 //! The steps that look at each node alone: its machine, and its speed.
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use assignment::assign::reports;
 use common::{
@@ -69,10 +72,8 @@ pub(super) async fn alone(bed: &mut TestBed) -> Result<Vec<NodeFacts>, Failure> 
         predicted.push(built_in(session, &model).await?);
     }
     let wanted = wanted(&model, prompt, 3, READ_MIB);
-    let machines: Vec<&str> = sessions.iter().map(|session| session.identity.machine.as_str()).collect();
-    let shares = machines.iter().enumerate().any(|(index, one)| machines[..index].contains(one));
     let mut found = Vec::new();
-    if shares {
+    if share_a_machine(&sessions) {
         for session in &sessions {
             found.push(measure(session, wanted.clone()).await?);
         }
@@ -81,6 +82,12 @@ pub(super) async fn alone(bed: &mut TestBed) -> Result<Vec<NodeFacts>, Failure> 
     }
     let facts = sessions.iter().zip(found).zip(predicted);
     Ok(facts.map(|((session, bench), predicted)| facts_of(&session.identity.name, &bench, predicted)).collect())
+}
+
+/// Whether two of these nodes share a machine.
+pub(super) fn share_a_machine(sessions: &[Arc<Session>]) -> bool {
+    let machines: BTreeSet<&str> = sessions.iter().map(|session| session.identity.machine.as_str()).collect();
+    machines.len() < sessions.len()
 }
 
 /// A benchmark of the model with one prompt length and a short context.

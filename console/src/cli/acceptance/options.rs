@@ -34,10 +34,11 @@ pub(crate) struct Acceptance {
     /// Write the report to PATH.json and PATH.md; finished steps of an earlier run in PATH.json are kept
     #[arg(long, value_name = "PATH", default_value = "acceptance")]
     pub(super) out: PathBuf,
-    /// Seconds for which all nodes are loaded
+    /// Keep all nodes under load for N seconds
     #[arg(long, value_name = "N", default_value_t = 180, value_parser = clap::value_parser!(u64).range(1..=1800))]
     pub(super) load_seconds: u64,
-    /// llama-server, a folder that contains it, or a Python with llama_cpp [default: llama-server on PATH]
+    /// llama-server, its folder, a Python with llama_cpp, or the URL of a running llama-server [default: llama-server on
+    /// PATH]
     #[arg(long, value_name = "PATH")]
     pub(super) llama_cpp: Option<PathBuf>,
     /// Run llama.cpp on this node, over ssh [default: on this machine]
@@ -46,18 +47,18 @@ pub(crate) struct Acceptance {
     /// The model's file where llama.cpp runs [default: its name in /var/lib/bramble/models]
     #[arg(long, value_name = "FILE")]
     pub(super) llama_model: Option<PathBuf>,
-    /// Kill the daemon of a node with `ssh NODE sudo systemctl kill -s KILL brambled` [default: let a peer restart it without
-    /// a drain]
+    /// Kill the daemon of a node with `ssh NODE sudo systemctl kill -s KILL brambled` [default: another node restarts it
+    /// without a drain]
     #[arg(long)]
     pub(super) ssh: bool,
-    /// Kill the daemon of a node with this shell command, which finds the node's name in $BRAMBLE_NODE and its host in
+    /// Kill the daemon of a node with this shell command, which receives the node's name in $BRAMBLE_NODE and its host in
     /// $BRAMBLE_HOST
     #[arg(long, value_name = "COMMAND", conflicts_with = "ssh")]
     pub(super) kill_command: Option<String>,
-    /// Print the report in FILE, and measure nothing
+    /// Print the report in FILE instead of measuring
     #[arg(long, value_name = "FILE", conflicts_with_all = ["only", "again", "model", "compare"])]
     pub(super) show: Option<PathBuf>,
-    /// Compare two reports, and measure nothing
+    /// Compare two reports instead of measuring
     #[arg(long, value_names = ["FILE", "FILE"], num_args = 2, conflicts_with_all = ["only", "again", "model"])]
     pub(super) compare: Vec<PathBuf>,
     #[command(flatten)]

@@ -3,13 +3,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
-use super::{Acceptance, bed::TestBed, file::ReportFiles, llama, recovery};
+use super::{Acceptance, bed::TestBed, file::ReportFiles, llama, nodes::share_a_machine, recovery};
 use crate::{
     cli::{Failure, model::provide::Supply, shared::output, topology::ensure::Reached},
     operator::acceptance::{
         AcceptanceReport, AcceptanceStep,
-        plan::{Selection, StepPlan, duration, lines, plan, running, total_seconds},
+        plan::{Selection, StepPlan, lines, plan, running, total_seconds},
     },
+    operator::transfer::duration,
 };
 
 /// A test that may begin.
@@ -47,12 +48,11 @@ pub(super) async fn prepare(options: &Acceptance, files: &ReportFiles) -> Result
         Some(report) => return Err(other(files, &report)),
         None => AcceptanceReport::new(&supply.model, names, now()),
     };
-    let machines: Vec<&str> = sessions.iter().map(|session| session.identity.machine.as_str()).collect();
     let selection = Selection {
         only: options.only.clone(),
         again: options.again.clone(),
         nodes: sessions.len(),
-        shares_machines: machines.iter().enumerate().any(|(index, one)| machines[..index].contains(one)),
+        shares_machines: share_a_machine(sessions),
         load_seconds: options.load_seconds,
         no_llama: llama::obstacle(options, &supply.model),
         no_recovery: recovery::obstacle(options, &reached.cluster),
@@ -63,7 +63,8 @@ pub(super) async fn prepare(options: &Acceptance, files: &ReportFiles) -> Result
     for (step, what) in &planned {
         // The earlier reason may no longer hold, or be replaced by this one.
         if let StepPlan::Skipped(reason) = what {
-            bed.report.give_up(*step, 0.0, reason.clone());
+            let reason = bed.anonymous(reason);
+            bed.report.give_up(*step, 0.0, reason);
         }
     }
     if !consent(options, &reached, &bed, &planned).await? {
@@ -102,20 +103,22 @@ async fn consent(
     planned: &[(AcceptanceStep, StepPlan)],
 ) -> Result<bool, Failure> {
     let (steps, seconds) = (running(planned), total_seconds(planned));
-    if steps.is_empty() && !options.consent.dry_run {
-        output::note("all steps are finished; repeat some with --again STEP");
-        return Ok(true);
-    }
-    let losses = reached.losses(None).filter(|_| steps.iter().any(|step| step.replaces_topology()));
     let model = output::clean(&bed.report.model);
     output::note(&format!("acceptance test of {} nodes with {model}:", bed.nodes.len()));
     lines(planned).iter().for_each(|line| output::note(&output::clean(line)));
+    if steps.is_empty() && !options.consent.dry_run {
+        output::note("no step is left to run; repeat finished steps with --again STEP");
+        return Ok(true);
+    }
+    let losses = reached.losses(None).filter(|_| steps.iter().any(|step| step.replaces_topology()));
     let interrupts = match &losses {
-        Some((lost, _)) => format!("replaces {lost} meanwhile, ends its running requests, and restores it afterwards"),
+        Some((lost, _)) => {
+            format!("replaces {lost} during the test, ends its running requests, and restores it afterwards")
+        }
         None if steps.iter().any(|step| step.replaces_topology()) => "leaves the nodes idle, as they are now".into(),
         None => "interrupts nothing".into(),
     };
-    let question = format!("Run {} steps, about {}? This {interrupts}.", steps.len(), duration(seconds));
+    let question = format!("Run {} steps, about {}? This {interrupts}.", steps.len(), duration(seconds as f64));
     options.consent.obtain(&question, &object(planned, seconds, losses.map(|(_, object)| object)), options.json).await
 }
 

@@ -14,7 +14,7 @@ use topology::Topology;
 use super::{
     Acceptance,
     answers::{Serving, assign},
-    bed::{TestBed, host},
+    bed::TestBed,
 };
 use crate::{
     cli::Failure,
@@ -22,6 +22,7 @@ use crate::{
         cluster::{Cluster, ClusterNode},
         event::GenerateEvent,
         generate::generate,
+        host,
         operate::begin,
         recovery::rolling,
         session::Session,
@@ -67,7 +68,7 @@ enum Loss {
     Ssh,
     /// A shell command.
     Shell(String),
-    /// A peer lets it restart at once, without a drain.
+    /// Another node restarts it at once, without a drain.
     Restart,
 }
 

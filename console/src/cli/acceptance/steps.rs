@@ -9,7 +9,7 @@ use crate::{
     operator::acceptance::{AcceptanceStep, StepOutcome},
 };
 
-/// Longest duration of a step, besides the load.
+/// Longest duration of a step, to which the length of the load is added.
 const STEP: Duration = Duration::from_secs(600);
 
 /// Runs the steps. A step that fails is stored with its reason, and the next one follows.
@@ -42,43 +42,21 @@ async fn measure(bed: &mut TestBed, options: &Acceptance, step: AcceptanceStep, 
         StepOutcome::new(begun.elapsed().as_secs_f64(), Ok(found))
     }
     match step {
-        AcceptanceStep::Machines => {
-            let found = nodes::machines(bed).await?;
-            bed.report.steps.machines = done(begun, found);
-        }
-        AcceptanceStep::Links => {
-            let found = links::measure_links(bed).await?;
-            bed.report.steps.links = done(begun, found);
-        }
-        AcceptanceStep::Nodes => {
-            let found = nodes::alone(bed).await?;
-            bed.report.steps.nodes = done(begun, found);
-        }
+        AcceptanceStep::Machines => bed.report.steps.machines = done(begun, nodes::machines(bed).await?),
+        AcceptanceStep::Links => bed.report.steps.links = done(begun, links::measure_links(bed).await?),
+        AcceptanceStep::Nodes => bed.report.steps.nodes = done(begun, nodes::alone(bed).await?),
         AcceptanceStep::Load => {
-            let found = load::load(bed, Duration::from_secs(options.load_seconds)).await?;
-            bed.report.steps.load = done(begun, found);
+            let length = Duration::from_secs(options.load_seconds);
+            bed.report.steps.load = done(begun, load::load(bed, length).await?);
         }
-        AcceptanceStep::Single => {
-            let found = answers::answer(bed, 1).await?;
-            bed.report.steps.single = done(begun, found);
-        }
-        AcceptanceStep::Pair => {
-            let found = answers::answer(bed, 2).await?;
-            bed.report.steps.pair = done(begun, found);
-        }
+        AcceptanceStep::Single => bed.report.steps.single = done(begun, answers::answer(bed, 1).await?),
+        AcceptanceStep::Pair => bed.report.steps.pair = done(begun, answers::answer(bed, 2).await?),
         AcceptanceStep::All => {
             let count = bed.nodes.len();
-            let found = answers::answer(bed, count).await?;
-            bed.report.steps.all = done(begun, found);
+            bed.report.steps.all = done(begun, answers::answer(bed, count).await?);
         }
-        AcceptanceStep::Llama => {
-            let found = llama::compare(bed, options).await?;
-            bed.report.steps.llama = done(begun, found);
-        }
-        AcceptanceStep::Recovery => {
-            let found = recovery::lose(bed, options).await?;
-            bed.report.steps.recovery = done(begun, found);
-        }
+        AcceptanceStep::Llama => bed.report.steps.llama = done(begun, llama::compare(bed, options).await?),
+        AcceptanceStep::Recovery => bed.report.steps.recovery = done(begun, recovery::lose(bed, options).await?),
     }
     Ok(())
 }

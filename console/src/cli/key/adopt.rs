@@ -26,7 +26,7 @@ use crate::cli::{
 };
 use crate::{
     client::clusters::Clusters,
-    client::{adopt::adopt, with_port},
+    client::{adopt::adopt, host, with_port},
 };
 
 /// Time limit of one ssh command.
@@ -210,15 +210,6 @@ async fn over_ssh(node: &str) -> Result<Code, Failure> {
         .with_context(|| format!("{host}: sudo brambled pair --json did not print a JSON object"))?;
     let code = object["code"].as_str().and_then(|code| code.parse().ok());
     code.ok_or_else(|| Failure::Other(anyhow!("{host}: sudo brambled pair --json printed no valid pairing code")))
-}
-
-/// The host of an address, without its port.
-fn host(node: &str) -> &str {
-    if node.parse::<std::net::Ipv6Addr>().is_ok() {
-        return node;
-    }
-    let host = node.rsplit_once(':').map_or(node, |(host, _)| host);
-    host.trim_start_matches('[').trim_end_matches(']')
 }
 
 #[cfg(test)]

@@ -1,4 +1,6 @@
 //! Compares the figures of two reports: of two clusters, or of one before and after a change.
+use std::collections::HashMap;
+
 use common::latency::ratio;
 use serde::Serialize;
 
@@ -32,18 +34,19 @@ pub struct ComparedFigure {
 
 /// The figures that at least one of the reports has, in the order of the first one.
 pub fn compare(first: &AcceptanceReport, second: &AcceptanceReport) -> Vec<ComparedFigure> {
-    let (ours, mut theirs) = (judge(first), judge(second));
+    let mut theirs: Vec<Option<JudgedLine>> = judge(second).into_iter().map(Some).collect();
+    let places: HashMap<(AcceptanceStep, String, String), usize> = theirs.iter().flatten().map(key).zip(0..).collect();
     let mut rows = Vec::new();
-    for line in ours {
-        let other = theirs.iter().position(|other| key(other) == key(&line)).map(|index| theirs.remove(index));
+    for line in judge(first) {
+        let other = places.get(&key(&line)).and_then(|place| theirs[*place].take());
         rows.push(compared(Some(line), other));
     }
-    rows.extend(theirs.into_iter().map(|line| compared(None, Some(line))));
+    rows.extend(theirs.into_iter().map(|line| compared(None, line)));
     rows.into_iter().flatten().filter(|row| row.first.is_some() || row.second.is_some()).collect()
 }
 
-fn key(line: &JudgedLine) -> (AcceptanceStep, &str, &str) {
-    (line.step, &line.subject, &line.figure)
+fn key(line: &JudgedLine) -> (AcceptanceStep, String, String) {
+    (line.step, line.subject.clone(), line.figure.clone())
 }
 
 fn compared(first: Option<JudgedLine>, second: Option<JudgedLine>) -> Option<ComparedFigure> {
@@ -58,7 +61,7 @@ fn compared(first: Option<JudgedLine>, second: Option<JudgedLine>) -> Option<Com
 
 /// The comparison as a Markdown table.
 pub fn lines(rows: &[ComparedFigure]) -> Vec<String> {
-    let head = ["step", "of", "figure", "first", "second", "ratio", "verdicts"].map(str::to_owned);
+    let head = ["step", "subject", "figure", "first", "second", "ratio", "verdicts"].map(str::to_owned);
     let cells = rows.iter().map(|row| {
         let of = |value: Option<f64>| value.map_or("-".to_owned(), |value| number(value, row.unit));
         let ratio = row.ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));

@@ -87,7 +87,7 @@ pub struct NodeFacts {
 /// A reading during the load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LoadReading {
-    /// Seconds since the load began; negative before.
+    /// Seconds since the load began; 0 before it.
     pub second: f64,
     /// Temperature.
     pub celsius: Option<f32>,

@@ -43,15 +43,15 @@ pub const READ: Bound = Bound::RatioAtLeast(0.75);
 pub const DECODE_SHARE: Bound = Bound::AtLeast(0.9);
 /// Speeds of a node alone and of a topology.
 pub const SPEED: Bound = Bound::RatioAtLeast(0.9);
-/// Payload of a link, relative to the rate of its interface.
-pub const PAYLOAD: f64 = 0.9;
+/// Payload of a link, relative to the rate of the slower interface.
+pub const PAYLOAD: Bound = Bound::RatioAtLeast(0.9);
 /// Round trip of a small message.
 pub const ROUND_TRIP: Bound = Bound::RatioAtMost(2.0);
 /// An all-reduce.
 pub const ALL_REDUCE: Bound = Bound::RatioAtMost(1.5);
 /// Highest temperature in degrees Celsius: from 80 on, the firmware lowers the clock.
 pub const CELSIUS: Bound = Bound::AtMost(80.0);
-/// Speed at the end of the load, relative to that at its begin.
+/// Speed at the end of the load, relative to that at its start.
 pub const KEPT: Bound = Bound::AtLeast(0.97);
 /// Decode, relative to llama.cpp on the same machine.
 pub const LLAMA_DECODE: Bound = Bound::AtLeast(1.3);

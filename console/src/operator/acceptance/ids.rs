@@ -2,7 +2,7 @@
 //! where two tokens are almost equally probable: a near tie.
 use serde::{Deserialize, Serialize};
 
-/// Tokens whose logarithms of probability differ by less are a near tie: rounding may decide.
+/// Tokens whose logarithms of probability differ by at most this are a near tie: rounding may decide.
 pub const NEAR_TIE: f64 = 0.05;
 
 /// The first difference of two answers.

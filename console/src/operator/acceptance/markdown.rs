@@ -1,15 +1,15 @@
 //! The report for people, as Markdown.
 use std::collections::BTreeSet;
 
-use common::{calendar, units::Bytes};
+use common::{calendar, text::is_unsafe, units::Bytes};
 
 use super::{
     LoadReading, MachineFacts,
     judge::{JudgedLine, Tally, judge},
-    plan::duration,
     report::AcceptanceReport,
     step::AcceptanceStep,
 };
+use crate::operator::transfer::duration;
 
 /// The report.
 pub fn markdown(report: &AcceptanceReport) -> String {
@@ -40,11 +40,11 @@ fn summary(report: &AcceptanceReport, lines: &[JudgedLine]) -> Vec<String> {
         format!("- nodes: {} ({})", report.nodes.len(), cell(&report.nodes.join(", "))),
         format!("- date: {} (UTC)", date(report.unix_ms)),
         format!("- console: {}", cell(&report.console)),
-        format!("- duration: {}", duration(seconds.ceil() as u64)),
+        format!("- duration: {}", duration(seconds)),
         format!("- result: {pass} PASS, {miss} MISS, {not_measured} NOT MEASURED"),
         String::new(),
-        "Each figure stands next to the prediction of `console topology plan` for the same nodes, and is judged by a \
-         goal. `-` has no goal, or no prediction that its goal refers to."
+        "Predictions are those of `console topology plan` for the same nodes. A figure without a goal, or without the \
+         prediction that its goal refers to, has the verdict `-`."
             .to_owned(),
         String::new(),
     ]
@@ -83,7 +83,7 @@ fn machine(machine: &MachineFacts) -> [String; 9] {
 }
 
 fn figures(lines: &[&JudgedLine]) -> Vec<String> {
-    let head = ["of", "figure", "measured", "predicted", "ratio", "goal", "verdict", "note"].map(str::to_owned);
+    let head = ["subject", "figure", "measured", "predicted", "ratio", "goal", "verdict", "note"].map(str::to_owned);
     let rows = lines.iter().map(|line| {
         let of = |value: Option<f64>| value.map_or("-".to_owned(), |value| number(value, line.unit));
         let ratio = line.ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
@@ -141,7 +141,7 @@ fn answers(report: &AcceptanceReport) -> Vec<String> {
         .chain(llama.into_iter().flat_map(|llama| llama.answers.iter().map(|answer| ("llama.cpp", answer))));
     for (by, answer) in all {
         let ids: Vec<String> = answer.ids.iter().map(u32::to_string).collect();
-        lines.push(format!("- {} by {}: {}", answer.prompt, cell(by), ids.join(" ")));
+        lines.push(format!("- {} by {}: {}", cell(&answer.prompt), cell(by), ids.join(" ")));
     }
     lines.push(String::new());
     lines
@@ -172,14 +172,14 @@ fn cell(text: &str) -> String {
                 clean.push('\\');
                 clean.push(character);
             }
-            _ if character.is_control() || common::text::is_unsafe(character) => clean.push('\u{fffd}'),
+            _ if is_unsafe(character) => clean.push('\u{fffd}'),
             _ => clean.push(character),
         }
     }
     clean
 }
 
-/// A figure with three significant digits and its unit.
+/// A figure with at most two decimals, the fewer the larger it is, and its unit.
 pub(super) fn number(value: f64, unit: &str) -> String {
     let digits = match value.abs() {
         0.0 => 0,
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_have_three_digits() {
+    fn figures_have_two_decimals_at_most() {
         let numbers = [(0.0, "s"), (0.034, ""), (3.0, ""), (12.34, "GB/s"), (941.2, "Mb/s")];
         let texts = numbers.map(|(value, unit)| number(value, unit));
         assert_eq!(texts, ["0 s", "0.03", "3", "12.3 GB/s", "941 Mb/s"]);

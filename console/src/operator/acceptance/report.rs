@@ -5,8 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{
-    AllReduceFacts, LayoutFacts, LinkFacts, LlamaFacts, LoadFacts, MachineFacts, NodeFacts, RecoveryFacts,
-    step::AcceptanceStep,
+    LayoutFacts, LinkFacts, LlamaFacts, LoadFacts, MachineFacts, NodeFacts, RecoveryFacts, step::AcceptanceStep,
 };
 
 /// The form of the file. A file of a later form is refused.
@@ -137,7 +136,7 @@ pub struct AcceptanceReport {
     pub form: u32,
     /// Release of the console.
     pub console: String,
-    /// Begin of the test: milliseconds since 1970.
+    /// Start of the test: milliseconds since 1970.
     pub unix_ms: u64,
     /// File name of the model.
     pub model: String,
@@ -196,12 +195,6 @@ impl AcceptanceReport {
         Some(&answer.ids)
     }
 
-    /// The all-reduces of the largest topology.
-    pub fn all_reduces(&self) -> &[AllReduceFacts] {
-        let layouts = [AcceptanceStep::All, AcceptanceStep::Pair].into_iter().filter_map(|step| self.layout(step));
-        layouts.map(|layout| layout.all_reduces.as_slice()).find(|times| !times.is_empty()).unwrap_or_default()
-    }
-
     /// Reads a report from JSON. The verdicts in it are ignored: they follow from the rest.
     ///
     /// # Errors
@@ -210,7 +203,9 @@ impl AcceptanceReport {
         let object: Value = serde_json::from_str(text).map_err(|error| format!("not valid JSON: {error}"))?;
         match object["form"].as_u64() {
             Some(form) if form <= u64::from(FORM) => {}
-            Some(form) => return Err(format!("a report of form {form}; this console reads up to {FORM}")),
+            Some(form) => {
+                return Err(format!("a report of form {form}, expected at most {FORM}: use the console that wrote it"));
+            }
             None => return Err("not a report of console acceptance".into()),
         }
         let report: Self = serde_json::from_value(object).map_err(|error| format!("a damaged report: {error}"))?;

@@ -64,9 +64,9 @@ impl AcceptanceStep {
             Self::Nodes => "measure read bandwidth, prefill and decode of each node alone",
             Self::Load => "load all nodes and record temperature, clock and power",
             Self::Single => "answer two prompts on one node",
-            Self::Pair => "answer them on two nodes",
-            Self::All => "answer them on all nodes, and time all-reduces",
-            Self::Llama => "answer them with llama.cpp",
+            Self::Pair => "answer the same prompts on two nodes",
+            Self::All => "answer the same prompts on all nodes, and time all-reduces",
+            Self::Llama => "answer the same prompts with llama.cpp",
             Self::Recovery => "kill a node during an answer",
         }
     }
@@ -74,11 +74,6 @@ impl AcceptanceStep {
     /// Whether it replaces the running topology.
     pub fn replaces_topology(self) -> bool {
         !matches!(self, Self::Machines | Self::Links)
-    }
-
-    /// Whether it needs the topology of all nodes.
-    pub fn needs_all_nodes(self) -> bool {
-        matches!(self, Self::Llama | Self::Recovery)
     }
 }
 

@@ -53,7 +53,11 @@ impl Program {
         };
         let text = path.to_string_lossy();
         if text.starts_with("http") {
-            return text.parse().map(Self::Running).map_err(|error: HttpError| error.to_string());
+            // The report contains the reason, and no address.
+            return text.parse().map(Self::Running).map_err(|error: HttpError| match error {
+                HttpError::Url { reason, .. } => format!("--llama-cpp: {reason}"),
+                other => other.to_string(),
+            });
         }
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         Ok(match name.as_str() {
@@ -124,8 +128,11 @@ async fn compared(
     let mut facts = Vec::with_capacity(answers.len());
     for ((fixed, prompt), answer) in PROMPTS.iter().zip(prompts).zip(answers) {
         let expected = bed.report.expected(fixed.name).map(<[u32]>::to_vec).unwrap_or_default();
-        let differs = match first_difference(&expected, &answer.ids) {
-            Some(_) => serving(bed).await?.differs(&prompt.ids, &expected, &answer.ids).await?,
+        let mut ids = answer.ids;
+        // A server may send more tokens than it was asked for.
+        ids.truncate(prompt.answer as usize);
+        let differs = match first_difference(&expected, &ids) {
+            Some(_) => serving(bed).await?.differs(&prompt.ids, &expected, &ids).await?,
             None => None,
         };
         facts.push(AnswerFacts {
@@ -133,7 +140,7 @@ async fn compared(
             prompt_tokens: prompt.ids.len() as u32,
             ttft_ms: 0.0,
             speeds: answer.speeds,
-            ids: answer.ids,
+            ids,
             differs,
         });
     }

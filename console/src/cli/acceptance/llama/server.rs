@@ -12,7 +12,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use super::LlamaPlace;
+use super::{LlamaPlace, SERVER};
 use crate::{
     cli::Failure,
     http::{Api, HttpRequest, Url},
@@ -35,7 +35,9 @@ pub(super) async fn ask(url: &Url, prompts: &[LlamaPrompt]) -> Result<Vec<LlamaA
     for prompt in prompts {
         let body = server_body(prompt);
         let request = HttpRequest { path: "/completion", body: Some(&body), request_id: None };
-        let answer = api.json(&request, ANSWER).await?;
+        let answer = api.json(&request, ANSWER).await;
+        // The report contains the reason, and no address.
+        let answer = answer.map_err(|error| anyhow!(error.to_string().replace(api.at(), SERVER)))?;
         answers.push(read_server(&answer).map_err(|reason| anyhow!("llama.cpp: {reason}"))?);
     }
     Ok(answers)

@@ -19,14 +19,14 @@ pub(super) fn layout(report: &AcceptanceReport, step: AcceptanceStep) -> Vec<Jud
     let answer = |name: &str| layout.answers.iter().find(|answer| answer.prompt == name);
     if let Some(story) = answer(STORY.name) {
         let line = JudgedLine::new(step, name, "decode", "tokens/s", story.speeds.decode);
-        let line = line.beside(layout.predicted.map(|predicted| predicted.decode)).judged(goals::SPEED);
+        let line = line.against(layout.predicted.map(|predicted| predicted.decode)).judged(goals::SPEED);
         let faster = faster(report, layout, |answer| answer.speeds.decode, STORY.name);
         lines.push(line.noted(layout.unpredicted.clone()).noted(faster));
     }
     if let Some(essay) = answer(ESSAY.name) {
         let figure = format!("prefill of {} tokens", essay.prompt_tokens);
         let line = JudgedLine::new(step, name, &figure, "tokens/s", essay.speeds.prefill);
-        let line = line.beside(layout.predicted.map(|predicted| predicted.prefill)).judged(goals::SPEED);
+        let line = line.against(layout.predicted.map(|predicted| predicted.prefill)).judged(goals::SPEED);
         let faster = faster(report, layout, |answer| answer.speeds.prefill, ESSAY.name);
         lines.push(line.noted(layout.unpredicted.clone()).noted(faster));
     }
@@ -34,7 +34,7 @@ pub(super) fn layout(report: &AcceptanceReport, step: AcceptanceStep) -> Vec<Jud
         let figure = format!("all-reduce of {} tokens ({})", time.tokens, time.algorithm);
         let line = JudgedLine::new(step, name, &figure, "us", time.p50_us);
         let tail = format!("p99 {:.0} us", time.p99_us);
-        lines.push(line.beside(time.predicted_us).judged(goals::ALL_REDUCE).noted(Some(tail)));
+        lines.push(line.against(time.predicted_us).judged(goals::ALL_REDUCE).noted(Some(tail)));
     }
     let is_first = report.expected(STORY.name).is_some_and(|ids| answer(STORY.name).is_some_and(|it| it.ids == ids));
     if step != AcceptanceStep::Single && !(is_first && report.steps.single.found.is_none()) {

@@ -1,17 +1,14 @@
 //! Lines of the steps that measure machines and links.
+use std::collections::BTreeMap;
+
 use common::latency::ratio;
 use telemetry::health::{Throttle, ThrottleBits};
 
 use super::JudgedLine;
 use crate::operator::acceptance::{
-    LoadFacts, LoadReading, MachineFacts, NodeFacts,
-    goals::{self, Bound},
-    report::AcceptanceReport,
-    step::AcceptanceStep,
+    LoadFacts, LoadReading, MachineFacts, NodeFacts, goals, report::AcceptanceReport, step::AcceptanceStep,
 };
 
-/// Bits of the firmware for the current state.
-const NOW: u32 = 0xF;
 const NO_BITS: &str = "the firmware's throttle bits cannot be read: not a Raspberry Pi, or no access to them";
 const NO_POWER: &str = "no PMIC: only a Raspberry Pi 5 measures its power";
 
@@ -39,18 +36,18 @@ fn machine(machine: &MachineFacts) -> Vec<JudgedLine> {
 
 /// The links, each direction a line for the bandwidth and one for the round trip.
 pub(super) fn links(report: &AcceptanceReport) -> Vec<JudgedLine> {
-    let machines = report.steps.machines.found.as_deref().unwrap_or_default();
-    let rate = |node: &str| machines.iter().find(|machine| machine.node == node).and_then(|machine| machine.link_mbit);
+    let machines = report.steps.machines.found.iter().flatten();
+    let rates: BTreeMap<&str, u32> =
+        machines.filter_map(|machine| Some((machine.node.as_str(), machine.link_mbit?))).collect();
     let mut lines = Vec::new();
     for link in report.steps.links.found.iter().flatten() {
-        let subject = format!("{} > {}", link.from, link.to);
+        let (step, subject) = (AcceptanceStep::Links, format!("{} > {}", link.from, link.to));
         // The slower interface limits the link.
-        let wire = rate(&link.from).into_iter().chain(rate(&link.to)).min().map(f64::from);
-        let step = AcceptanceStep::Links;
-        let bandwidth = JudgedLine::new(step, &subject, "bandwidth", "Mb/s", link.mbit_per_second).beside(wire);
-        lines.push(bandwidth.judged(Bound::RatioAtLeast(goals::PAYLOAD)));
+        let wire = [&link.from, &link.to].into_iter().filter_map(|node| rates.get(node.as_str())).min();
+        let bandwidth = JudgedLine::new(step, &subject, "bandwidth", "Mb/s", link.mbit_per_second);
+        lines.push(bandwidth.against(wire.map(|mbit| f64::from(*mbit))).judged(goals::PAYLOAD));
         let round_trip = JudgedLine::new(step, &subject, "round trip", "us", link.round_trip_us);
-        lines.push(round_trip.beside(link.predicted_us).judged(goals::ROUND_TRIP));
+        lines.push(round_trip.against(link.predicted_us).judged(goals::ROUND_TRIP));
     }
     lines
 }
@@ -66,14 +63,14 @@ fn node(node: &NodeFacts) -> Vec<JudgedLine> {
     let gigabytes = |bytes: f64| bytes / 1e9;
     vec![
         line("read bandwidth", "GB/s", gigabytes(node.read_bytes_per_second))
-            .beside(node.predicted_read.map(gigabytes))
+            .against(node.predicted_read.map(gigabytes))
             .judged(goals::READ),
         line("decode", "tokens/s", speeds.decode)
-            .beside(predicted.map(|predicted| predicted.decode))
+            .against(predicted.map(|predicted| predicted.decode))
             .judged(goals::SPEED),
         line("decode, share of the read bandwidth", "", node.decode_share).judged(goals::DECODE_SHARE),
         line(&format!("prefill of {} tokens", node.prompt_tokens), "tokens/s", speeds.prefill)
-            .beside(predicted.map(|predicted| predicted.prefill))
+            .against(predicted.map(|predicted| predicted.prefill))
             .judged(goals::SPEED),
     ]
 }
@@ -113,18 +110,19 @@ fn clock(load: &LoadFacts) -> JudgedLine {
 
 fn throttled(load: &LoadFacts) -> JudgedLine {
     let (step, node, figure) = (AcceptanceStep::Load, load.node.as_str(), "throttled readings");
-    let bits: Vec<u32> = load.during.iter().filter_map(|reading| reading.throttle_bits).collect();
+    let bits: Vec<ThrottleBits> =
+        load.during.iter().filter_map(|reading| reading.throttle_bits).map(ThrottleBits).collect();
     if bits.is_empty() {
         return JudgedLine::missing(step, node, figure, NO_BITS);
     }
-    let count = bits.iter().filter(|bits| **bits & NOW != 0).count();
+    let count = bits.iter().filter(|bits| Throttle::ALL.into_iter().any(|cause| bits.is(cause))).count();
     let of = format!("of {} readings in {:.0} s", bits.len(), load.seconds);
     JudgedLine::new(step, node, figure, "", count as f64).required("0", count == 0).noted(Some(of))
 }
 
-/// Decode at the end relative to the begin: it falls if the clock does, also where the firmware reports nothing.
+/// Prefill at the end relative to the start: it falls with the clock, even where the firmware reports nothing.
 fn kept(load: &LoadFacts) -> JudgedLine {
-    let (step, node, figure) = (AcceptanceStep::Load, load.node.as_str(), "prefill at the end / at the begin");
+    let (step, node, figure) = (AcceptanceStep::Load, load.node.as_str(), "prefill at the end / at the start");
     match load.runs.as_slice() {
         [first, .., last] if first.prefill > 0.0 => {
             let runs = format!("{:.1} and {:.1} tokens/s, {} runs", first.prefill, last.prefill, load.runs.len());

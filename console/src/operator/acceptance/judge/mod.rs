@@ -87,8 +87,8 @@ impl JudgedLine {
         Self { value: None, verdict: Verdict::NotMeasured, note: Some(reason.to_owned()), ..line }
     }
 
-    /// With a prediction, if there is one.
-    fn beside(self, predicted: Option<f64>) -> Self {
+    /// With the prediction that it is compared with, if there is one.
+    fn against(self, predicted: Option<f64>) -> Self {
         let predicted = predicted.filter(|predicted| *predicted > 0.0);
         let ratio = self.value.zip(predicted).map(|(value, predicted)| ratio(value, predicted));
         Self { predicted, ratio, ..self }

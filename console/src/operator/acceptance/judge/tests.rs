@@ -142,7 +142,7 @@ fn load_that_throttles_is_found_by_bits_heat_and_speed() {
     assert_eq!((of("highest temperature").verdict, of("highest temperature").value), (Verdict::Miss, Some(85.5)));
     assert_eq!((of("throttled readings").verdict, of("throttled readings").value), (Verdict::Miss, Some(1.0)));
     assert_eq!(of("lowest clock").value, Some(1800.0));
-    assert_eq!(of("prefill at the end / at the begin").value, Some(0.8));
+    assert_eq!(of("prefill at the end / at the start").value, Some(0.8));
     let power = of("mean power under load");
     assert_eq!((power.value, power.note.as_deref()), (Some(7.0), Some("2.5 W idle")));
     load.during = vec![LoadReading::default()];
