@@ -42,40 +42,43 @@ apt -s upgrade | grep -q '^Inst bramble-probe \[1.0\] (1.1' || fail "apt offers 
 (cd "$work" && apt download bramble-probe=1.1 >"$work/log" 2>&1) || { cat "$work/log" >&2; fail "apt does not get the package"; }
 echo "an upgrade is seen and loaded"
 
-# The line that it prints installs from it. This machine stays as it is: the script writes below a folder, and apt-get is the one above.
+# The printed line installs from the repository. This machine stays unchanged: install.sh writes below $work/machine, and apt-get is
+# the function above.
 line=$(BRAMBLE_APT_URL=file:$work/repository packaging/apt-repository.sh "$work/repository" | sed -n 's/^apt-repository: nodes install by: //p')
-mkdir -p "$work/bin" "$work/root"
+mkdir -p "$work/bin" "$work/machine"
 export work
 { echo '#!/usr/bin/env bash'; declare -f apt; cat <<'SCRIPT'; } >"$work/bin/apt-get"
 PATH=${PATH#*:}
-sed "s|/usr/share/keyrings|$work/root&|" "$work/root/etc/apt/sources.list.d/bramble.list" >"$work/apt/sources.list"
+sed "s|/usr/share/keyrings|$work/machine&|" "$work/machine/etc/apt/sources.list.d/bramble.list" >"$work/apt/sources.list"
 # In place of the real packages.
 [[ $* != *install* ]] || set -- -s install bramble-probe
 apt "$@" && echo "apt-get $1 ended well"
 SCRIPT
-printf '#!/bin/sh\nBRAMBLE_ROOT=%s exec "$@"\n' "$work/root" >"$work/bin/sudo"
+printf '#!/bin/sh\nBRAMBLE_ROOT=%s exec "$@"\n' "$work/machine" >"$work/bin/sudo"
 chmod +x "$work/bin/apt-get" "$work/bin/sudo"
 install_by() { (cd "$work" && rm -f install.sh && PATH=$work/bin:$PATH bash -c "$1") >"$work/log" 2>&1; }
-[[ $line == *"install.sh file:$work/repository"* || $line == *"file:$work/repository/install.sh"* ]] || fail "no line to install by: $line"
+[[ $line == *" file:$work/repository/install.sh "* ]] || fail "no line to install by: $line"
 install_by "$line" || { cat "$work/log" >&2; fail "the printed line does not install"; }
 [ "$(grep -c 'ended well' "$work/log")" -eq 2 ] || { cat "$work/log" >&2; fail "the printed line skips apt-get"; }
-cmp -s "$work/root/usr/share/keyrings/bramble.gpg" "$work/repository/bramble.gpg" || fail "the installed key differs"
+cmp -s "$work/machine/usr/share/keyrings/bramble.gpg" "$work/repository/bramble.gpg" || fail "the installed key differs"
 fingerprint=$(sed -n 's/^Key: //p' "$work/repository/README")
 install_by "sudo sh '$work/repository/install.sh' '' '$fingerprint'" || { cat "$work/log" >&2; fail "the right fingerprint is refused"; }
 install_by "sudo sh '$work/repository/install.sh' '' '${fingerprint/[0-9]/F}F'" && fail "a wrong fingerprint is accepted"
-# A script that was changed or cut off on the way, and a machine that trusts another key.
+grep -q "do not install" "$work/log" || fail "the wrong fingerprint is not reported"
+# A script that was changed or cut off in transit, and a machine that trusts another key.
 cp "$work/repository/install.sh" "$work/install.whole"
 echo 'echo changed' >>"$work/repository/install.sh"
 install_by "$line" && fail "a changed script runs"
+grep -q "^install.sh: FAILED" "$work/log" || fail "the checksum is not the reason"
 head -n -2 "$work/install.whole" >"$work/repository/install.sh"
-rm -rf "$work/root/etc"
+rm -rf "$work/machine/etc"
 install_by "sudo sh '$work/repository/install.sh'" || true
-[ ! -e "$work/root/etc" ] || fail "half a script runs"
+[ ! -e "$work/machine/etc" ] || fail "half a script runs"
 cp "$work/install.whole" "$work/repository/install.sh"
-echo other >"$work/root/usr/share/keyrings/bramble.gpg"
+echo other >"$work/machine/usr/share/keyrings/bramble.gpg"
 install_by "$line" && fail "another key is replaced"
 grep -q "trusts another key" "$work/log" || fail "the reason is not reported"
-rm -rf "$work"/root "$work"/apt/var/lib/apt/lists/*
+rm -rf "$work"/machine "$work"/apt/var/lib/apt/lists/*
 mkdir -p "$work/apt/var/lib/apt/lists/partial"
 echo "deb [signed-by=$work/trusted.gpg] file:$work/repository ./" >"$work/apt/sources.list"
 echo "one line installs from it"

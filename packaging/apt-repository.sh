@@ -2,14 +2,14 @@
 # A signed flat apt repository: packaging/apt-repository.sh FOLDER FILE.deb.. adds the packages to FOLDER and signs it again.
 # GPG_KEY names the signing key (fingerprint, in GNUPGHOME); without it, a key is created in ~/.config/bramble/apt-key.
 # BRAMBLE_APT_DAYS is the validity of the list in days (default 180): run this again, without FILE.deb, before it expires.
-# BRAMBLE_APT_URL is the address under which FOLDER is served, for its install.sh; without it, that takes it as an argument.
+# BRAMBLE_APT_URL is the address under which FOLDER is served, for install.sh; without it, install.sh takes the address as an argument.
 set -euo pipefail
 fail() { echo "apt-repository: $*" >&2; exit 1; }
 [ $# -ge 1 ] || fail "usage: apt-repository.sh FOLDER FILE.deb.."
 days=${BRAMBLE_APT_DAYS:-180}
 [[ $days =~ ^-?[0-9]{1,4}$ ]] || fail "BRAMBLE_APT_DAYS is $days, not a number of days"
 url=${BRAMBLE_APT_URL:-}
-[[ -z $url || $url =~ ^(https?|file):[A-Za-z0-9._~:/@%+-]+$ ]] || fail "BRAMBLE_APT_URL is $url, not an address"
+[[ -z $url || $url =~ ^(https?:/|file:)/[A-Za-z0-9._~:/@%+-]+$ ]] || fail "BRAMBLE_APT_URL is $url, not an address that begins with http://, https:// or file:/"
 url=${url%/}
 for program in dpkg-scanpackages gpg gzip sha256sum base64; do
     command -v "$program" >/dev/null || fail "needs $program: apt-get install dpkg-dev gpg"
@@ -78,14 +78,14 @@ On each node, once, this line installs Bramble; ADDRESS is the address under whi
 
     $line
 
-Give this line to others over another channel than this folder: its checksum covers the script and the key in it, so that an attacker
-between server and node can replace neither. It changes with the key and this script only. The same by hand:
+Send this line to operators out of band, for example by mail, not from this folder. Its checksum covers the script and the key in it, so
+an attacker on the network can replace neither. The line changes only with the key or the script. The same steps by hand:
 
     sudo curl -fsSo /usr/share/keyrings/bramble.gpg $address/bramble.gpg
     echo 'deb [signed-by=/usr/share/keyrings/bramble.gpg] $address ./' | sudo tee /etc/apt/sources.list.d/bramble.list
     sudo apt update && sudo apt install bramble-daemon bramble-console
 
-Then compare the key's fingerprint with the one that you received over another channel:
+Then compare the key's fingerprint with the one that you received out of band:
 
     gpg --show-keys /usr/share/keyrings/bramble.gpg
 

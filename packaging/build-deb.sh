@@ -1,14 +1,17 @@
 #!/usr/bin/env bash
 # Builds bramble-daemon and bramble-console for amd64 and arm64: packaging/build-deb.sh [FOLDER], default target/debian.
 # As root it installs missing dependencies; otherwise it lists them. Needs Rust (cargo), python3 and Debian 12 or later on
-# amd64. The bytes depend on the commit and the compilers only, not on the folder or the time (reproducible-test.sh).
-# BRAMBLE_ARCHS="amd64" builds for these only. BRAMBLE_AS_BUILT=1 packs what other steps have built in target and
-# target/cross: the same programs, but with the folder's name in some messages.
+# amd64. The bytes should depend only on the commit and the compilers: reproducible-test.sh compares two builds.
+# BRAMBLE_ARCHS="amd64" builds only for these. BRAMBLE_AS_BUILT=1 packs the programs that other steps have built in target
+# and target/cross, with the folder's name in some of their messages.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=$(realpath -m "${1:-target/debian}")
 tools=$PWD/target/tools
 archs=${BRAMBLE_ARCHS:-amd64 arm64}
+for arch in $archs; do
+    [[ $arch =~ ^(amd64|arm64)$ ]] || { echo "build-deb: no packages for $arch: BRAMBLE_ARCHS is amd64, arm64 or both" >&2; exit 1; }
+done
 # The packages contain the time of the commit, not of the build. Only cargo-deb may see it: build scripts of C code run again
 # when SOURCE_DATE_EPOCH changes, and with them the whole workspace is compiled again.
 committed=$(git log -1 --format=%ct 2>/dev/null || date +%s)
@@ -29,8 +32,8 @@ need() { # need PACKAGE..: Debian packages
     DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${missing[@]}"
 }
 
-# Replaces folder names in the programs, by which two builds would differ: of this repository, of the crates' sources, and
-# of the standard library's sources, if they are installed.
+# Replaces the folders of this repository, of the crates' sources and of the standard library's sources (if they are
+# installed) in the programs, so that two builds can have the same bytes.
 hide_folders() {
     local rustc=${RUSTC:-rustc} crates=${CARGO_HOME:-$HOME/.cargo}/registry/src/ flags
     flags=$(printf -- '--remap-path-prefix=%s\x1f' "$PWD=/usr/src/bramble" "$crates=/usr/src/crates/" \

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds brambled and console without any library of the system: packaging/build-static.sh [amd64|arm64], default amd64, into
-# target/static. For Linux without glibc (Alpine) or with one older than 2.34; see docs/decisions/0033. Prints SKIPPED and
-# the reason where rustup cannot get musl's standard library. Tests the programs: two nodes on loopback answer a prompt.
+# Builds statically linked programs, brambled and console: packaging/build-static.sh [amd64|arm64], default amd64, into
+# target/static. For Linux without glibc (Alpine) or with a glibc older than 2.34; see docs/decisions/0033. Prints SKIPPED and
+# the reason if a compiler or musl's standard library is missing. Tests the programs: two nodes on loopback answer a prompt.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 arch=${1:-amd64}
@@ -14,10 +14,10 @@ case $arch in
     *) fail "usage: build-static.sh [amd64|arm64]" ;;
 esac
 command -v $compiler >/dev/null || skip "needs $compiler: apt-get install $packages"
-command -v rustup >/dev/null || skip "needs rustup, or musl's standard library for another rustc"
+command -v rustup >/dev/null || skip "needs rustup, which provides musl's standard library: https://rustup.rs"
 rustup target add $target >/dev/null 2>&1 || skip "rustup cannot get the standard library for $target"
 name=${target//-/_}
-# The linker comes with rustup, so that none of the system's start files or libraries gets in.
+# The linker comes with rustup, so the programs contain no start file or library of this system.
 export "CC_$name=$compiler" "CARGO_TARGET_${name^^}_LINKER=rust-lld" "CFLAGS_$name=-U_FORTIFY_SOURCE"
 cargo build --release --locked --target $target --target-dir target/static-build -p bramble-daemon -p bramble-console
 mkdir -p target/static
@@ -43,5 +43,5 @@ for _ in $(seq 100); do
     "${run[@]}" "target/static/console-$arch" status --nodes $nodes >/dev/null 2>&1 && break
     sleep 0.5
 done
-"${run[@]}" "target/static/console-$arch" generate --yes --nodes $nodes --model bard-q8_0.gguf --prompt ROMEO: --max-tokens 16 --temperature 0 || { cat "$state"/log-* >&2; fail "no text"; }
+timeout 300 "${run[@]}" "target/static/console-$arch" generate --yes --nodes $nodes --model bard-q8_0.gguf --prompt ROMEO: --max-tokens 16 --temperature 0 || { cat "$state"/log-* >&2; fail "the nodes do not answer a prompt; their logs are above"; }
 echo "build-static $arch: passed"

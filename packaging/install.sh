@@ -1,8 +1,9 @@
 #!/bin/sh
 # Installs Bramble from a signed apt repository: sudo sh install.sh [ADDRESS [FINGERPRINT]]
 #
-# packaging/apt-repository.sh fills in the words between @ signs: the key, and ADDRESS, where the repository is served, if it
-# is known. With FINGERPRINT, which needs gpg, the key must have this one. BRAMBLE_ROOT=FOLDER writes key and source below FOLDER (an image's root).
+# packaging/apt-repository.sh replaces the words between @ signs: the key, and the address of the repository if it is known.
+# With FINGERPRINT the script compares the key's fingerprint, which needs gpg. BRAMBLE_ROOT=FOLDER is for apt-repository-test.sh: it
+# writes key and source below FOLDER.
 set -eu
 fail() { echo "install.sh: $*" >&2; exit 1; }
 
@@ -12,12 +13,12 @@ key() {
 KEY
 }
 
-# A function, so that a script that arrived only in part does nothing.
+# A function, so that an incomplete script does nothing.
 main() {
     address=${1:-@ADDRESS@} expected=${2:-} root=${BRAMBLE_ROOT:-}
     case $address in
         http://* | https://* | file:/*) ;;
-        *) fail "usage: sh install.sh ADDRESS, where the repository is served" ;;
+        *) fail "usage: sudo sh install.sh ADDRESS; ADDRESS of the repository begins with http://, https:// or file:/" ;;
     esac
     [ "$(id -u)" -eq 0 ] || [ -n "$root" ] || fail "run it as root: sudo sh install.sh"
     command -v apt-get >/dev/null || fail "needs Debian, Raspberry Pi OS or Ubuntu (apt-get)"
@@ -27,6 +28,7 @@ main() {
     esac
     trusted=$root/usr/share/keyrings/bramble.gpg
     mkdir -p "$root/usr/share/keyrings" "$root/etc/apt/sources.list.d"
+    trap 'rm -f "$trusted.new"' EXIT
     key >"$trusted.new"
     [ "$(sha256sum <"$trusted.new" | cut -d' ' -f1)" = @SUM@ ] || fail "the key in this script is damaged: download it again"
     if [ -n "$expected" ]; then
@@ -34,9 +36,8 @@ main() {
         found=$(gpg --batch --show-keys --with-colons "$trusted.new" 2>/dev/null | awk -F: '/^fpr/ {print $10; exit}')
         [ "$found" = "$(printf %s "$expected" | tr -d ' ')" ] || fail "the key has the fingerprint $found, not $expected: do not install"
     fi
-    # An upgrade of the repository's key is the operator's decision.
+    # Replacing a trusted key is the operator's decision.
     if [ -e "$trusted" ] && ! cmp -s "$trusted" "$trusted.new"; then
-        rm -f "$trusted.new"
         fail "this machine trusts another key for Bramble; if it was replaced on purpose: rm $trusted, and run this again"
     fi
     chmod 644 "$trusted.new"

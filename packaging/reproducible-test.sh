@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Whether two builds of the packages in two folders have the same bytes: packaging/reproducible-test.sh [amd64] [arm64]
-# builds them here and in a clone of this commit below /tmp, compares them, and lists what differs. Two full builds.
+# Tests that two builds of the packages in two folders have the same bytes: packaging/reproducible-test.sh [amd64] [arm64]
+# builds them here and in a clone of this commit below /tmp, and lists the differences. Two full builds.
 # packaging/reproducible-test.sh --packing FOLDER only packs the programs of target/release again, in another folder, and
-# compares with the packages in FOLDER, which build-deb.sh has made here with BRAMBLE_AS_BUILT=1.
+# compares them with the packages in FOLDER, which build-deb.sh has made here with BRAMBLE_AS_BUILT=1.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 fail() { echo "reproducible-test: $*" >&2; exit 1; }
@@ -76,7 +76,7 @@ if [ "${1:-}" = --packing ]; then
 fi
 
 git diff --quiet HEAD || fail "there are changes that are not committed; the other folder would lack them"
-export BRAMBLE_ARCHS="${*:-amd64 arm64}"
+export BRAMBLE_ARCHS="${*:-amd64 arm64}" BRAMBLE_AS_BUILT=
 git clone -q --no-hardlinks . "$other/clone"
 mkdir -p "$other/clone/target/tools"
 # The tool that packs need not be built twice.

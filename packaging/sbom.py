@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""A software bill of materials: packaging/sbom.py PACKAGE TARGET FILE writes what is compiled into PACKAGE for TARGET.
+"""A software bill of materials: packaging/sbom.py PACKAGE TARGET FILE lists all crates that are compiled for PACKAGE on TARGET.
 
 CycloneDX 1.5 in JSON: every crate with version, licence, SHA-256 and dependencies, as in Cargo.lock, and Rust's standard
-library. The same sources give the same bytes in every folder: the time is SOURCE_DATE_EPOCH, and no path is written.
+library. The same sources give the same bytes in every folder: the time is SOURCE_DATE_EPOCH, and the file contains no path.
 """
 import datetime
 import json

@@ -1,5 +1,5 @@
-"""What a cluster under faults needs around its daemons: state folders on small disks of their own, a memory group and a
-wall clock for each node, keys, and models."""
+"""The surroundings of each daemon under faults: a small disk for its state folder, a memory control group, a wall clock
+and a key."""
 import ctypes
 import os
 import shutil
@@ -33,7 +33,7 @@ class Memory(Group):
             return int(file.read())
 
     def limit(self, number):
-        """Sets the limit; false if the kernel cannot take so much from the group."""
+        """Sets the limit; false if the kernel cannot reclaim so much from the group."""
         try:
             with open(self.file("memory.max", "memory.limit_in_bytes"), "w") as file:
                 file.write(str(number))
@@ -42,14 +42,14 @@ class Memory(Group):
             return False
 
     def squeeze(self):
-        """Lowers the limit in steps to what the kernel can just do."""
+        """Lowers the limit in steps until the kernel cannot reclaim more."""
         used = self.read("memory.current", "memory.usage_in_bytes")
         for share in (0.95, 0.9, 0.8, 0.7):
             if not self.limit(int(used * share)):
                 break
 
     def hog(self, victim):
-        """Another program of the group, which takes all memory that is left; the kernel prefers to kill the victim."""
+        """Starts another program in the group, which takes all free memory; the kernel prefers to kill the victim."""
         with open(f"/proc/{victim}/oom_score_adj", "w") as file:
             file.write("800")
         self.limit(self.read("memory.current", "memory.usage_in_bytes") + (24 << 20))
@@ -57,7 +57,7 @@ class Memory(Group):
 
 
 def own_mounts():
-    """Gives this process mounts of its own, which end with it."""
+    """Moves this process to a new mount namespace, whose mounts end with it."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(CLONE_NEWNS):
         sys.exit(f"cannot unshare mounts: {os.strerror(ctypes.get_errno())}")
@@ -65,7 +65,7 @@ def own_mounts():
 
 
 def missing():
-    """Programs that some faults need and this machine lacks."""
+    """Programs that faults need and this machine lacks."""
     return [name for name in ("ip", "tc", "ss", "nsenter", "unshare", "nft", "cc", "pgrep") if not shutil.which(name)]
 
 
@@ -86,7 +86,7 @@ class Bed:
             os.environ.pop("BRAMBLE_KEY_FILE", None)
 
     def environment(self):
-        """Of a console."""
+        """The environment of a console."""
         return {name: value for name, value in os.environ.items() if name != "BRAMBLE_NODES"}
 
     def node(self, name, is_large=False):
@@ -114,7 +114,7 @@ class Bed:
         return f'key_file = "{own}"\ndata_links = "{self.links}"\n'
 
     def program(self):
-        """A daemon with a key must refuse everybody without it: it is not started as insecure."""
+        """With a key, the daemon starts without --insecure, so that it refuses peers without the key."""
         return [bramble.program("brambled")] if self.key else ()
 
     def set_clock(self, node, seconds):

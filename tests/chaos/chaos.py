@@ -9,9 +9,10 @@ usage: tests/chaos/chaos.py [--minutes M | --faults N] [--cases tp3,hybrid,..] [
 
 After each fault: every request has ended within its deadline with the right text or one typed error; no token is wrong
 or doubled; a new request is answered and the topology of the operator serves again, within 15 s; no process has ended
-by itself. After each cluster: no request is left at a head, and no descriptor or thread. `back` is the time from the
-end of a fault until both are true. Exit code 1 if anything of that fails, or if p95 of `back` is above 10 s. --table
-adds up the lines of several runs. --short: at most three minutes, for CI; the seed is that of the day.
+by itself. After each cluster: no request is left at a head, no descriptor or thread at the gateway node. `back` is the
+time from the end of a fault until a new request is answered and the topology serves. Exit code 1 if any of these
+conditions fails, or if p95 of `back` is above 10 s. --table adds up the faults of several runs. --short: about three
+minutes, with the date as the seed.
 
 Needs root, ip, tc, ss, nft, cc, pgrep and a memory control group.
 cargo build --release --locked --workspace
@@ -45,12 +46,13 @@ LINKS = ("none", "encrypted", "authenticated", "plain")
 MOVING = "exclude_after_ms = 3000\nexclude_slow_ms = 0\n"
 SLOW = "exclude_after_ms = 0\nexclude_slow_ms = 3000\nretry_slow_ms = 2000\nsilent_ms = 30000\nstall_ms = 60000\n"
 STEADY = "exclude_after_ms = 0\nexclude_slow_ms = 0\n"
-# Requests that a head may still list when the streams have ended, for so long.
+# Longest time for which a head may still list requests after the streams have ended.
 QUIET_SECONDS = 5
 # Longest time for the gateway node's picture of the cluster.
 CLUSTER_SECONDS = 10
 # Faults that one cluster gets before the next one starts.
 EACH = 20
+# Clusters, faults of each, and the time after which no fault begins.
 SHORT_CASES, SHORT_EACH, SHORT_SECONDS = 4, 5, 150
 
 
@@ -75,14 +77,16 @@ CASES = [
 ]
 
 
+def can_make(name):
+    """Whether the program that makes a model is built."""
+    return name == "bard" or os.path.exists(os.path.join(bramble.RELEASE, "make_model" if name == "chain" else "family"))
+
+
 def model(name):
     """Path of a tiny model. The weights of all but the demo model are random; `chain` continues every text with the same
-    token on any layout. `None` if the program that makes it is not built."""
+    token on any layout."""
     if name == "bard":
         return BARD
-    maker = "make_model" if name == "chain" else "family"
-    if not os.path.exists(os.path.join(bramble.RELEASE, maker)):
-        return None
     folder = os.path.join(bramble.ROOT, "target", "chaos", name)
     if name == "chain":
         return bramble.model("tinyllama-1.1b", "q8_0", folder, 1024, options=["--layers", "4", "--embedding", "256", "--chain", "7"])
@@ -160,22 +164,24 @@ class Chaos(faults.Campaign):
         self.left()
 
     def left(self):
-        """What is left when all streams have ended."""
+        """Requests, descriptors and threads that are left when all streams have ended. They are recorded with the
+        violations since the last fault, if there are any."""
+        lines = self.violations[sum(len(row["violations"]) for row in self.rows):]
         begin = time.monotonic()
         while True:
             heads = bramble.console("requests", "--nodes", self.addresses, enter=self.network.enter(), is_good=(0, 1, 2, 3, 4))
             running = [one["id"] for head in heads.get("heads", []) for one in head["running"]]
             now = client.resources(self.front)
             grown = {name: (self.before[name], now[name]) for name in ("files", "threads") if now[name] > self.before[name] + 8}
-            if not running and not grown:
-                return
-            if time.monotonic() > begin + QUIET_SECONDS:
+            if not (running or grown) or time.monotonic() > begin + QUIET_SECONDS:
                 break
             time.sleep(0.3)
-        lines = ([f"requests are left at heads: {running}"] if running else []) + ([f"descriptors or threads are left at the gateway node: {grown}"] if grown else [])
-        for line in lines:
-            self.violation(line)
-        self.results.add({**self.results.rows[-1], "kind": "what is left", "violations": lines, "ended": {}, "back_seconds": 0.0})
+        for what, found in (("requests are left at heads", running), ("descriptors or threads are left at the gateway node", grown)):
+            if found:
+                lines.append(f"{what}: {found}")
+                self.violation(lines[-1])
+        if lines:
+            self.results.add({**self.results.rows[-1], "kind": records.LEFT, "violations": lines, "ended": {}})
 
     def run(self):
         try:
@@ -184,19 +190,31 @@ class Chaos(faults.Campaign):
             self.bed.remove()
 
 
+def pairs_of(arguments):
+    """Each case with each of its links, if it has any of the wanted kinds of faults and its model can be made."""
+    found = []
+    for case in CASES:
+        if case.name not in arguments.cases:
+            continue
+        if can_make(case.model):
+            found += [(case, links) for links in arguments.links if kinds_of(case, links, arguments)]
+        else:
+            print(f"SKIPPED {case.name}: the programs of the tests are not built: cargo build --release --locked --workspace", flush=True)
+    return found or sys.exit("no case has these kinds of faults with these links; see --list")
+
+
 def clusters(arguments):
-    """Cases with their links, without end, so that each pair has its turn."""
-    chance = random.Random(arguments.seed)
-    pairs = [(case, links) for case in CASES if case.name in arguments.cases for links in arguments.links]
+    """Cases with their links, endlessly: each case once before any case again."""
+    chance, pairs = random.Random(arguments.seed), pairs_of(arguments)
     while True:
         chance.shuffle(pairs)
-        # Each layout once before any layout again.
-        seen = {}
+        links_of = {}
         for case, links in pairs:
-            seen.setdefault(case.name, []).append((case, links))
+            links_of.setdefault(case.name, []).append((case, links))
         for turn in range(len(arguments.links)):
-            for name in chance.sample(sorted(seen), len(seen)):
-                yield seen[name][turn]
+            names = [name for name in sorted(links_of) if turn < len(links_of[name])]
+            for name in chance.sample(names, len(names)):
+                yield links_of[name][turn]
 
 
 def kinds_of(case, links, arguments):
@@ -207,24 +225,17 @@ def kinds_of(case, links, arguments):
 def strike(arguments):
     """Runs clusters until the time is over or the faults are done; returns the rows."""
     results = records.Records(arguments.results)
-    begin, number, skipped = time.monotonic(), 0, set()
+    begin, number = time.monotonic(), 0
     arguments.end = begin + arguments.minutes * 60 if arguments.minutes else float("inf")
     for case, links in clusters(arguments):
         kinds = kinds_of(case, links, arguments)
-        if not kinds:
-            continue
-        if not model(case.model):
-            if case.name not in skipped:
-                print(f"SKIPPED {case.name}: the programs of the tests are not built", flush=True)
-            skipped.add(case.name)
-            continue
         left = arguments.count - len(results.rows) if arguments.count else arguments.each
         if left <= 0 or time.monotonic() > arguments.end - 5 or (arguments.short and number >= SHORT_CASES):
             break
         number += 1
         arguments.faults, arguments.kinds, arguments.first = min(arguments.each, case.most, left), kinds, []
         arguments.layouts = [case.layout]
-        # The seed of a cluster alone repeats its faults: --cases NAME --links LINKS --seed S.
+        # --cases NAME --links LINKS --seed S repeats the faults of one cluster.
         arguments.seed = arguments.base + number - 1
         harm.breakage.KINDS.update(kinds)
         print(f"== {case.name}, links {links}, {arguments.faults} faults, seed {arguments.seed}", flush=True)
@@ -252,10 +263,11 @@ def main():
     parser.add_argument("--hold", type=float, default=0.6, help="factor of the durations of faults")
     parser.add_argument("--keep", default=os.path.join(bramble.ROOT, "target", "chaos", "stories"), metavar="DIR")
     parser.add_argument("--programs", metavar="DIR")
-    for name in ("--short", "--stop", "--verbose", "--list", "--json"):
+    parser.add_argument("--stop", action="store_true", help="stop at the first cluster with a violation")
+    for name in ("--short", "--verbose", "--list"):
         parser.add_argument(name, action="store_true")
     parser.add_argument("--table", nargs="+", metavar="FILE")
-    parser.add_argument("--compact", metavar="FILE", help="with --table: write the faults in a compact form, which --table reads, too")
+    parser.add_argument("--compact", metavar="FILE", help="with --table: write the faults in the compact form, which --table also reads")
     arguments = parser.parse_args()
     if arguments.list:
         return print("\n".join(f"{case.name:24} {case.layout:24} {case.model:14} {', '.join(kinds_of(case, 'encrypted', arguments))}" for case in CASES))
@@ -264,6 +276,10 @@ def main():
         if arguments.compact:
             records.write_compact(rows, arguments.compact)
         return finish(rows)
+    known = {kind for case in CASES for kind in kinds_of(case, "encrypted", argparse.Namespace(only=[]))}
+    unknown = {*arguments.cases} - {*names} | {*arguments.links} - {*LINKS} | {*arguments.only} - known
+    if unknown:
+        sys.exit(f"unknown cases, links or kinds of faults: {', '.join(sorted(unknown))}; see --list; links are {', '.join(LINKS)}")
     if arguments.programs:
         bramble.RELEASE = os.path.abspath(arguments.programs)
     lacking = bed.missing()
@@ -287,7 +303,7 @@ def finish(rows):
     missed = records.broken(rows)
     for text in missed:
         print(f"VIOLATION {text}", file=sys.stderr)
-    print(f"{len(rows)} faults, {len(missed)} violations")
+    print(f"{len(records.faults(rows))} faults, {len(missed)} violations")
     sys.exit(bool(missed))
 
 

@@ -16,8 +16,8 @@ import breakage
 import keys
 from stopper import Stopper
 
-# A file of the table bridge in the switch's namespace: bytes of some frames to and from a node are overwritten. The
-# receiver takes them, because the sums of frames between local devices are not checked.
+# Rules in the switch's namespace that overwrite a byte of some frames to and from a node. The receiver accepts them,
+# because checksums of frames between local devices are not verified.
 DAMAGE = """add table bridge chaos
 add chain bridge chaos damage {{ type filter hook forward priority 0; }}
 add rule bridge chaos damage iifname "p{node}" ip length > 120 tcp dport 9999 numgen random mod {every} == 0 @th,{bit},8 set 0x55
@@ -25,13 +25,12 @@ add rule bridge chaos damage oifname "p{node}" ip length > 120 tcp sport 9999 nu
 """
 # Longest time for a console to end.
 CONSOLE_SECONDS = 90
-# Longest time for the rest to serve without a member that stays away or is slow: the time after which it is excluded,
-# a vote and an assignment.
+# Longest time until the rest serves without a member that stays away or is slow: exclusion, vote and assignment.
 REST_SECONDS = 25
 
 
 class Harm(breakage.Rig):
-    """`bed`: the cluster's keys, memory groups and clocks; `hold`: factor of the durations of faults."""
+    """`bed`: the cluster's keys, memory control groups and clocks; `hold`: factor for the durations of faults."""
 
     def __init__(self, bed, hold, *more):
         super().__init__(*more)
@@ -97,7 +96,7 @@ class Harm(breakage.Rig):
     # Memory
 
     def pressure(self):
-        """Leaves a node hardly more memory than it uses, so that the kernel takes its files' pages from it."""
+        """Limits a node to about the memory that it uses, so that the kernel evicts pages of its files."""
         node = self.any()
         group = self.bed.groups[node]
         with self.undone(f"the memory of pi{node + 1} is short", lambda: group.limit(self.bed.memory)):
@@ -105,7 +104,7 @@ class Harm(breakage.Rig):
             self.sleep(1, 4)
 
     def no_memory(self):
-        """Another program in a node's control group takes all memory: the kernel kills one of both."""
+        """Another program in a node's control group takes all memory: the kernel kills one of the two."""
         node = self.any()
         group, daemon = self.bed.groups[node], self.members[node]
         self.down(node)
@@ -158,7 +157,7 @@ class Harm(breakage.Rig):
     # Operators
 
     def console(self, *arguments):
-        """A console that runs in the background, as an operator's would."""
+        """Starts a console in the background."""
         command = [*self.network.enter(), bramble.program("console"), *arguments, "--json"]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL, env=self.bed.environment())
 
@@ -187,8 +186,7 @@ class Harm(breakage.Rig):
         return console.returncode
 
     def keep_up(self, console, strike=None, seconds=CONSOLE_SECONDS):
-        """Starts daemons again that end while a console works, as systemd does; `strike` is called once, at a random
-        time."""
+        """Restarts daemons that end while a console works, as systemd does; calls `strike` once, at a random time."""
         begin, at = time.monotonic(), self.random.uniform(0.1, 6) * self.hold
         nodes = range(len(self.members))
         self.away.update(nodes)
@@ -232,14 +230,16 @@ class Harm(breakage.Rig):
         self.members[node].process.wait()
 
     def rolling(self):
-        """A rolling restart that the nodes drive, and one more member that is killed in its middle."""
-        command = ["restart", "--rolling", "--drain-ms", "300", "--yes", "--nodes", self.addresses()]
-        console = self.console(*command)
+        """A rolling restart, during which another member is killed."""
+        console = self.console("restart", "--rolling", "--drain-ms", "300", "--yes", "--nodes", self.addresses())
         self.keep_up(console, self.kill_any)
         self.ended(console, "the rolling restart")
-        # A restart that paused at the killed node would go on by itself later.
-        if json.loads(subprocess.run([*self.network.enter(), bramble.program("console"), "restart", "status", "--nodes", self.addresses(), "--json"],
-                                     capture_output=True, text=True, env=self.bed.environment()).stdout or "{}").get("phase") not in (None, "done", "aborted"):
+        # A restart that paused at the killed node would continue by itself later.
+        try:
+            status = bramble.console("restart", "status", "--nodes", self.addresses(), enter=self.network.enter(), is_good=range(10), patience=CONSOLE_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise breakage.Stuck(f"the rolling restart neither ends nor pauses within {CONSOLE_SECONDS} s") from None
+        if status.get("phase") not in (None, "done", "aborted"):
             self.ended(self.console("restart", "abort", "--yes", "--nodes", self.addresses()), "ending the rolling restart")
 
     def fight(self):
@@ -257,7 +257,7 @@ class Harm(breakage.Rig):
         deadline = time.monotonic() + CONSOLE_SECONDS
         while time.monotonic() < deadline:
             console = self.console("generate", "--yes", "--nodes", self.addresses(), "--model", self.bed.model, "--prompt", "a", "--max-tokens", "1", "--topology", self.bed.layout)
-            if self.ended(console, f"the operator who wants {self.bed.layout}") == 0:
+            if self.ended(console, f"the operator's assignment of {self.bed.layout}") == 0:
                 return
             time.sleep(0.5)
         raise breakage.Stuck("the operator cannot assign the topology after consoles fought")

@@ -1,5 +1,5 @@
-"""The key of a cluster: one file of the operator, and a copy for each node in a place that a wiped state folder does
-not take away."""
+"""The key of a cluster: the operator's file, and a copy for each node outside of its state folder, which may be
+wiped."""
 import json
 import os
 import shutil
@@ -46,9 +46,9 @@ def forget(daemon):
 
 
 def pair(daemon, enter):
-    """The code that the node displays."""
+    """Starts pairing on a node; returns its code."""
     command = [*enter, bramble.program("brambled"), "--listen", daemon.address, "--name", daemon.name, "--config", daemon.config, "--state", daemon.state, "pair", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=bramble.PATIENCE)
     if done.returncode:
         raise bramble.Failed("brambled pair", done.returncode, done.stdout, done.stderr)
     return json.loads(done.stdout)["code"]

@@ -17,7 +17,7 @@ INVALID = [{"max_tokens": "many"}, {"temperature": "hot"}, {"prompt": {}}, {"top
 
 
 class Request(streams.Prompt):
-    """A prompt with the way to ask: `chat` or a completion, `is_stream`, sampled with a seed or greedy."""
+    """A prompt with its form: `chat` or a completion, `is_stream`, sampled with a seed or greedy."""
 
     def __init__(self, text, tokens, chat=False, is_stream=True, seed=None):
         super().__init__(text, tokens)
@@ -34,9 +34,8 @@ class Request(streams.Prompt):
 
 
 def requests(prompts, is_long, has_chats):
-    """Every prompt as a greedy stream, and some of them in other ways: as chats only if the model has a
-    template. With a prefill group the texts of long prompts depend on where they were computed: those are asked in one
-    way only."""
+    """Every prompt as a greedy stream, and short ones also in another form, as chats only if the model has a template.
+    With a prefill group, the text of a long prompt depends on where it was computed, so it has one form."""
     found = []
     for index, prompt in enumerate(prompts):
         tokens = prompt.tokens if is_long and len(prompt.text) > 100 else TOKENS[index % len(TOKENS)]
@@ -75,7 +74,7 @@ class Traffic(streams.Streams):
     async def expect_one(self, prompt):
         if self.is_long and not prompt.chat and prompt.seed is None and prompt.tie is None:
             body = {"model": self.model, "prompt": prompt.text, "max_tokens": prompt.tokens, "temperature": 0, "logprobs": 2}
-            whole = await client.ask("127.0.0.1", "POST", "/v1/completions", body, connect=self.doors.to(self.front))
+            whole = await asyncio.wait_for(client.ask("127.0.0.1", "POST", "/v1/completions", body, connect=self.doors.to(self.front)), streams.REQUEST_SECONDS)
             prompt.tie = streams.first_tie(whole.json()["choices"][0]["logprobs"])
         answer = await asyncio.wait_for(self.ask(self.front, prompt), streams.REQUEST_SECONDS)
         if not answer.whole or answer.faults:
@@ -99,7 +98,7 @@ class Traffic(streams.Streams):
         self.others["cancelled"] += 1
 
     async def refuse(self, node):
-        """An invalid request, which must be refused as such whatever happens to the cluster."""
+        """An invalid request, which must be refused as invalid during every fault."""
         body = {"model": self.model, "prompt": "a", "max_tokens": 1, **self.random.choice(INVALID)}
         answer = await asyncio.wait_for(client.ask("127.0.0.1", "POST", "/v1/completions", body, connect=self.doors.to(node)), streams.REQUEST_SECONDS)
         self.others["refused"] += 1

@@ -22,7 +22,7 @@ class Answer:
         self.text, self.finish, self.whole, self.error = "", None, False, None
         # Error objects of the body in order, the usage at the end, and the number of lines after the end.
         self.faults, self.usage, self.after_end = [], None, 0
-        # Names of the events of a stream that names them.
+        # Event names of a stream, in the APIs that have them.
         self.events = []
         self.first_byte = self.first_token = self.end = None
         self.tokens = []
@@ -135,13 +135,19 @@ async def until_healthy(hosts):
             await asyncio.sleep(0.1)
 
 
+def size(path):
+    """Bytes of a file; 0 if it was renamed or removed meanwhile."""
+    try:
+        return os.lstat(path).st_size
+    except FileNotFoundError:
+        return 0
+
+
 def resources(daemon):
     """Resident bytes, their peak, open files, threads and bytes on the disk of a daemon."""
     folder = f"/proc/{daemon.process.pid}"
     with open(f"{folder}/status") as file:
         fields = {line.split(":")[0]: line.split()[1] for line in file if line.startswith(("VmRSS", "VmHWM", "Threads"))}
-    # A file that is being written may get its final name meanwhile.
-    paths = [os.path.join(place, name) for place, _, names in os.walk(daemon.state) for name in names]
-    disk = sum(os.lstat(path).st_size for path in paths if os.path.exists(path))
+    disk = sum(size(os.path.join(place, name)) for place, _, names in os.walk(daemon.state) for name in names)
     return {"resident": int(fields["VmRSS"]) << 10, "peak": int(fields["VmHWM"]) << 10, "files": len(os.listdir(f"{folder}/fd")),
             "threads": int(fields["Threads"]), "disk": disk}

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Upgrades a cluster of release 0.1 to this version, group by group, while requests arrive, and goes back again.
+"""Upgrades a cluster of release 0.1 to this version, replica by replica, under load; --back also downgrades it again.
 
 usage: tests/upgrade/groups.py --old FOLDER [--topology dp2-tp2] [--tokens 200] [--back] [--json]
 
@@ -11,9 +11,9 @@ usage: tests/upgrade/groups.py --old FOLDER [--topology dp2-tp2] [--tokens 200] 
 
 The commands are those of docs/upgrade.md (the blocks "upgrade-node" and "upgrade-console"), for one replica after the
 other; `sudo systemctl restart brambled` becomes SIGTERM and a start of the other release with the same files. Streams
-keep 80 % of the slots busy, through the HTTP APIs of all nodes but those that are about to restart (unless --everywhere), as a load
-balancer would send them; a client whose connection is refused takes the next node. Fails if a request
-ends without its whole answer, or if the ranks of a replica serve with different versions.
+keep 80 % of the slots busy. They use the HTTP APIs of all nodes except those that are about to restart (unless
+--everywhere), as behind a load balancer; a client whose connection is refused tries another node. Fails if a request
+ends without its whole answer, or if the ranks of a replica serve with different releases.
 """
 import argparse
 import asyncio
@@ -24,9 +24,10 @@ import signal
 import sys
 import time
 
-sys.path += [os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", folder) for folder in ("python", "serve")]
+sys.path += [os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", folder) for folder in ("netns", "python", "serve")]
 import bramble
 import client
+import faults
 
 MODEL = "bard-q8_0.gguf"
 MODELS = os.path.join(bramble.ROOT, "packaging", "demo")
@@ -54,14 +55,19 @@ class Load:
         self.chance, self.stop, self.under_way = random.Random(1), asyncio.Event(), {host: 0 for host in hosts}
 
     async def ask(self, number):
-        """One request; a client takes another node only if the connection is refused, as a load balancer does."""
+        """Sends one request, to another node only if a node refuses it, as a load balancer does."""
         prompt = f"{bramble.PROMPTS[number % len(bramble.PROMPTS)]} {number}"
         begin = time.monotonic()
         while True:
             host = self.chance.choice(self.hosts)
             self.under_way[host] += 1
-            answer = await client.complete(host, prompt, self.tokens, model=MODEL, temperature=0.7, seed=number)
-            self.under_way[host] -= 1
+            try:
+                answer = await asyncio.wait_for(client.complete(host, prompt, self.tokens, model=MODEL, temperature=0.7, seed=number), PATIENCE_SECONDS)
+            except asyncio.TimeoutError:
+                answer = client.Answer()
+                answer.error, answer.end = f"no end within {PATIENCE_SECONDS} s", PATIENCE_SECONDS
+            finally:
+                self.under_way[host] -= 1
             is_refused = answer.status == 0 and (answer.error or "").startswith("ConnectionRefusedError")
             # A node that stops or has just started answers 503 with Retry-After to requests that it has not begun.
             is_later = answer.status in (429, 503) and "retry-after" in answer.headers
@@ -125,7 +131,7 @@ async def until(what, is_so, patience=PATIENCE_SECONDS):
 
 
 def mixed(replicas, reports):
-    """Replicas that serve although their ranks run different releases."""
+    """Replicas that serve while their ranks run different releases."""
     by_name, found = {report["name"]: report for report in reports if "name" in report}, []
     for number, replica in enumerate(replicas):
         serve = all(by_name.get(daemon.name, {}).get("state") in ("ready", "serving") for daemon in replica)
@@ -218,16 +224,14 @@ def main():
     parser.add_argument("--everywhere", action="store_true", help="also send requests to nodes that are about to restart")
     arguments = parser.parse_args()
     arguments.old, new = os.path.abspath(arguments.old), bramble.RELEASE
-    width = 1
-    for part in re.findall(r"(?:tp|pp)(\d+)", arguments.topology):
-        width *= int(part)
-    count = width * int((re.search(r"dp(\d+)", arguments.topology) or [0, 1])[1])
+    count = faults.nodes_of(arguments.topology)
+    width = count // int((re.search(r"dp(\d+)", arguments.topology) or [0, 1])[1])
     with bramble.Cluster(MODELS) as cluster:
         addresses = bramble.loopback(count)
         daemons = []
         for index, address in enumerate(addresses):
-            peers = ", ".join(f'"{other}"' for other in addresses if other != address)
-            daemon = bramble.Daemon(f"pi{index + 1}", address, cluster.folder, MODELS, settings=f"{SETTINGS}peers = [{peers}]\n", more=["--supervised"])
+            peers = faults.peers(other for other in addresses if other != address)
+            daemon = bramble.Daemon(f"pi{index + 1}", address, cluster.folder, MODELS, settings=SETTINGS + peers, more=["--supervised"])
             daemon.daemon = [os.path.join(arguments.old, "brambled")]
             cluster.daemons.append(daemon)
             daemons.append(daemon)

@@ -7,8 +7,8 @@ cargo build --release --locked --workspace && bench/scripts/serve/endurance.py [
 
 --fault-every N: a fault after every N requests: kill -9 of the third or fourth daemon, which starts again, or a pause of
 2.5 s of any of the four. Growth is measured per process, from a tenth of all requests after its start to its last
-sample, without the keys and values that it keeps in memory. Exit code 1: an answer that is wrong, an error outside the
-typed list or without a fault, or growth of more than 16 MB, 4 descriptors or 2 threads.
+sample, without the keys and values that it stores in memory. Exit code 1: a wrong answer, an error outside the typed
+list or without a fault, or growth of more than 16 MB, 4 descriptors or 2 threads.
 """
 import argparse
 import asyncio
@@ -25,6 +25,7 @@ sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 import paths  # noqa: F401
 import bramble
 import client
+import faults
 import kinds
 
 MODEL = "bard-q8_0.gguf"
@@ -38,8 +39,8 @@ TYPED = (
     # The forms of the same errors in the other APIs, and in streams that have begun.
     "overloaded_error", "api_error", "stream_error", "status_503", "status_429",
 )
-# A typed error counts as the result of a fault, or of the start, for this long afterwards: gateways keep it in mind for a
-# minute that a node did not answer, and do not say of a model that no node has it.
+# A typed error counts as the result of a fault, or of the start, for this long afterwards: for a minute after a node did
+# not answer, gateways do not report that no node has a model.
 FAULT_SECONDS = 65
 CANCELLED_SHARE = 0.05
 SAMPLE_SECONDS = 2
@@ -48,7 +49,7 @@ SHOWN = 20
 
 
 class Run:
-    """The load and its figures. Hosts in front: the fifth daemon and the first two, which no fault kills."""
+    """The load and its figures. Requests go to the fifth daemon and the first two, which no fault kills."""
 
     def __init__(self, daemons, arguments):
         self.daemons, self.arguments, self.chance = daemons, arguments, random.Random(arguments.seed)
@@ -78,7 +79,6 @@ class Run:
         self.counts[name] += 1
         try:
             text = kind.judge(answer)
-            # The tokens that an embedding is made of are always the same, those of a stream's pieces too.
             if name in kinds.COMPARED and self.texts.setdefault((name, seed), text) != text:
                 raise kinds.Wrong(f"another text than before: {text!r} instead of {self.texts[name, seed]!r}")
         except kinds.Typed as error:
@@ -92,7 +92,7 @@ class Run:
             self.fail(f"request {number} ({name}) at {host}: {error!r}")
 
     def fail(self, line):
-        """Keeps what went wrong, and shows the first ones at once."""
+        """Records a failure; prints the first ones at once."""
         self.failed.append(line)
         if len(self.failed) <= SHOWN:
             print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
@@ -131,7 +131,7 @@ class Run:
             self.fault_until = time.monotonic()
 
     async def stored(self, daemon):
-        """Bytes of keys and values that a daemon keeps in memory: up to a sixteenth of it, so their growth is wanted."""
+        """Bytes of keys and values that a daemon stores in memory, which may grow to a sixteenth of it."""
         answer = await asyncio.wait_for(client.ask(client.place(daemon), "GET", "/metrics"), SAMPLE_SECONDS)
         found = re.search(rb"^bramble_kv_store_bytes (\S+)$", answer.body, re.M)
         is_on_disk = re.search(rb"^bramble_kv_store_on 1$", answer.body, re.M)
@@ -168,7 +168,7 @@ class Run:
         others[2].cancel()
 
     def grown(self):
-        """Figures of each process that lived long enough, and what grows."""
+        """Figures of each process that ran long enough; records growth as failures."""
         rows, warm = [], self.arguments.requests // 10
         for (name, pid), samples in sorted(self.samples.items()):
             settled = [found for done, found in samples if done >= samples[0][0] + warm]
@@ -180,6 +180,8 @@ class Run:
             bounds = {"own": GROWTH_BYTES, "disk": GROWTH_BYTES, "files": GROWTH_FILES, "threads": GROWTH_THREADS}
             for what in [what for what, bound in bounds.items() if now[what] > then[what] + bound]:
                 self.fail(f"{name} grows: {what} {then[what]} -> {now[what]}")
+        if not rows:
+            self.fail("no process was measured for long enough to judge its growth: use more --requests")
         return rows
 
 
@@ -201,6 +203,9 @@ def main():
     parser.add_argument("--results", metavar="FILE", help="figures, with the memory of each process over time, as JSON")
     parser.add_argument("--programs", metavar="DIR")
     arguments = parser.parse_args()
+    unknown = [name for name in arguments.kinds if name not in kinds.KINDS]
+    if unknown:
+        sys.exit(f"unknown kinds of requests: {', '.join(unknown)}; choose from {', '.join(kinds.KINDS)}")
     if arguments.programs:
         bramble.RELEASE = os.path.abspath(arguments.programs)
     begin = time.monotonic()
@@ -208,7 +213,7 @@ def main():
         addresses = bramble.loopback(5)
         settings = SETTINGS + ("" if arguments.fault_every else bramble.QUIET)
         daemons = [cluster.add(f"pi{index + 1}", address, settings=settings) for index, address in enumerate(addresses[:4])]
-        daemons.append(cluster.add("front", addresses[4], settings=settings + "peers = [" + ", ".join(f'"{address}"' for address in addresses[:4]) + "]\n"))
+        daemons.append(cluster.add("front", addresses[4], settings=settings + faults.peers(addresses[:4])))
         bramble.generate(daemons[:4], MODEL, "ROMEO:", 2, "--topology", arguments.topology)
         run = Run(daemons, arguments)
         asyncio.run(run.run())
