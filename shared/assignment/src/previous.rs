@@ -41,7 +41,7 @@ fn must_unload(report: &NodeReport, needed: &RankMemory) -> bool {
 }
 
 /// Time that a node needs to read its shard of the topology; `None` if it has not measured its disk.
-pub fn pause(topology: &Topology, member: usize, report: &NodeReport, sizes: &ModelSizes) -> Option<Duration> {
+pub(super) fn pause(topology: &Topology, member: usize, report: &NodeReport, sizes: &ModelSizes) -> Option<Duration> {
     let rate = report.health.disk.as_ref()?.read_rate.filter(|rate| rate.0 > 0)?;
     let replica = (0..topology.layout.replicas).find(|replica| topology.layout.members(*replica).contains(&member))?;
     let rank = member - topology.layout.members(replica).start;

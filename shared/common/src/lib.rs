@@ -7,6 +7,7 @@ pub mod fault;
 pub mod ids;
 pub mod latency;
 pub mod limits;
+mod listed;
 pub mod older;
 pub mod planted;
 pub mod precision;

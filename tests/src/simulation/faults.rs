@@ -4,48 +4,11 @@ use std::time::Duration;
 
 use crate::{random::Random, simulation::states::ClusterState};
 
-/// A kind of fault, or an operator's command in the middle of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[expect(missing_docs, reason = "`story` describes each of them")]
-pub enum TroubleKind {
-    Kill,
-    PowerLoss,
-    Wipe,
-    Damage,
-    OlderRecord,
-    SwapAddresses,
-    Stop,
-    Restart,
-    SlowNode,
-    ClockJump,
-    CutOneWay,
-    CutBothWays,
-    Isolate,
-    CutGateway,
-    Delay,
-    Drop,
-    ResetData,
-    ResetControl,
-    ResetSessions,
-    DiskFull,
-    ReadOnly,
-    DiskStall,
-    OtherFile,
-    Exclude,
-    Cordon,
-    Assign,
-    TwoConsoles,
-    ConsoleLost,
-    RestartAll,
-    AbandonRequests,
-    GatewayRestart,
-}
-
-use TroubleKind::*;
-
-impl TroubleKind {
-    /// All kinds.
-    pub const ALL: [Self; 31] = [
+common::listed! {
+    /// A kind of fault, or an operator's command in the middle of them.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    #[expect(missing_docs, reason = "`Trouble` shows what each of them does")]
+    pub enum TroubleKind {
         Kill,
         PowerLoss,
         Wipe,
@@ -77,11 +40,20 @@ impl TroubleKind {
         RestartAll,
         AbandonRequests,
         GatewayRestart,
-    ];
+    }
+}
 
+use TroubleKind::*;
+
+impl TroubleKind {
     /// Whether a member loses records that it has promised to keep. Votes survive the loss on one member only.
     fn loses_records(self) -> bool {
         matches!(self, Wipe | Damage | OlderRecord)
+    }
+
+    /// Whether it is a command of an operator or of a client, and no fault.
+    pub(super) fn is_command(self) -> bool {
+        matches!(self, Exclude | Cordon | Assign | TwoConsoles | ConsoleLost | RestartAll | AbandonRequests)
     }
 }
 
