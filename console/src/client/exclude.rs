@@ -269,7 +269,8 @@ async fn assign_rest(
     let heads: Vec<&NodeReport> = serving_heads(&reports).filter(|report| replica_changes(report, &next)).collect();
     wait_for_heads(cluster, &heads, stop, tell).await;
     let wanted = (!next.is_alike(desired)).then(|| Box::new(desired.clone()));
-    let next = Next { topology: next, desired: wanted, sizes: &sizes };
+    let seen = cluster.nodes.iter().filter_map(ClusterNode::report).map(|report| report.epoch).max();
+    let next = Next { topology: next, desired: wanted, sizes: &sizes, seen: seen.unwrap_or_default() };
     assign_as(&sessions, next, stop, &|event| tell(OperateEvent::Assign(event))).await.map(Some)
 }
 

@@ -12,6 +12,8 @@ use common::{
 
 use super::route::{Replica, RequestOutcome, Router, RoutingDecision};
 
+/// How long a request waits if nothing serves: a new assignment is visible only with the next report.
+pub const GRACE: Duration = Duration::from_millis(600);
 /// Weight of the latest request in the mean duration.
 const LATEST: f64 = 0.2;
 
@@ -41,11 +43,8 @@ pub struct Claim {
     pub is_resumed: bool,
 }
 
-/// How long a request waits if nothing serves: a new assignment is visible only with the next report.
-pub const GRACE: Duration = Duration::from_millis(600);
-
 impl Claim {
-    /// How long it waits for a replica that serves; `is_expected`: the model is expected to come back by itself.
+    /// Until when it waits for a replica that serves; `is_expected`: the model is expected to come back by itself.
     pub fn patience(&self, is_expected: bool, now: Instant) -> Instant {
         if self.is_resumed || is_expected { self.deadline } else { self.deadline.min(now + GRACE) }
     }
@@ -83,13 +82,13 @@ impl Queues {
     /// Puts a request into the queue of its model, which holds at most `limit`.
     ///
     /// # Errors
-    /// The queue is full.
+    /// The queue is full, or requests do not wait and no replica serves.
     pub fn enter(&mut self, number: u64, claim: &Claim, replicas: &[Replica], limit: usize) -> Result<(), Refused> {
         let (places, taken) = self.router.places(replicas);
         let waiting = self.waiting(&claim.model);
         // With a queue of length 0, a request still enters if a slot is free.
         if !claim.is_resumed && waiting >= limit && (taken >= places || waiting > 0) {
-            return Err(if places == 0 { Refused::Nowhere } else { Refused::Full });
+            return Err(if places == 0 && limit == 0 { Refused::Nowhere } else { Refused::Full });
         }
         let queue = self.queues.entry(claim.model).or_default();
         if claim.is_resumed {

@@ -70,6 +70,10 @@ impl Node {
     pub(super) fn prepare(&mut self, session: SessionId, id: RequestId, by: String, prepare: Prepare) -> Vec<Effect> {
         let mut effects = self.end_bench(FaultKind::BenchSuperseded { by: by.clone() });
         let again = prepare.seen == prepare.epoch;
+        if again {
+            // A node that lost its records must not let an operator use the epoch of a topology that exists.
+            self.epoch = self.epoch.max(prepare.epoch);
+        }
         if self.open.is_some() {
             let kind = FaultKind::Superseded { epoch: prepare.epoch, by: by.clone() };
             effects.extend(self.fail_open(self.fault_here(kind)));

@@ -375,8 +375,9 @@ impl Node {
             },
             RequestBody::Commit { epoch, hash } => self.commit(session, id, epoch, hash),
             RequestBody::Abort { epoch, hash } => {
-                let open = self.open.as_ref().map(|open| (open.assignment.epoch, open.assignment.hash));
-                let mut effects = if open == Some((epoch, hash)) { self.give_up() } else { Vec::new() };
+                // A recovery may have prepared the same topology since: only what this session prepared is dropped.
+                let open = self.open_at(epoch).map(|open| (open.session, open.assignment.hash));
+                let mut effects = if open == Some((session, hash)) { self.give_up() } else { Vec::new() };
                 effects.push(Effect::Session(SessionEffect::Respond { session, id, body: ResponseBody::Aborted }));
                 effects
             }

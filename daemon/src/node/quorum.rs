@@ -49,7 +49,7 @@ pub enum VoteGap {
     Fresh,
     /// Its record was damaged, and it is unknown which topology it was about.
     Lost,
-    /// It may have voted about this epoch and earlier ones.
+    /// It may have voted about this epoch and earlier ones, not about later ones.
     UpTo(Epoch),
 }
 
@@ -75,6 +75,10 @@ impl Acceptor {
         if let Some(forgot) = self.forgot {
             let reason = match forgot {
                 VoteGap::UpTo(epoch) if epoch < vote.base.epoch => None,
+                // A single voter: no other node had learned a decision of it when it recalled the base.
+                VoteGap::UpTo(epoch) if epoch == vote.base.epoch && electorate(vote) == 1 => None,
+                // Any two majorities of an even number of voters have two voters in common: one of them may forget.
+                _ if electorate(vote).is_multiple_of(2) => None,
                 VoteGap::UpTo(_) => Some("its record of votes was lost; it votes again about later topologies"),
                 VoteGap::Fresh | VoteGap::Lost => Some(
                     "its record of votes is lost; it votes again when it has learned the topology of a \
@@ -154,6 +158,12 @@ pub struct Electorate {
     pub granted: usize,
 }
 
+/// Number of voters: the members of the base, and the witness of two.
+fn electorate(vote: &Vote) -> usize {
+    let members = vote.base.topology.members.len();
+    members + usize::from(vote.witness.is_some() && members == 2)
+}
+
 /// Size of a majority of `voters`.
 pub fn majority(voters: usize) -> usize {
     voters / 2 + usize::from(!is_planted(Planted::SmallMajority))
@@ -165,6 +175,11 @@ impl Proposer {
         let needed = majority(electorate.voters).saturating_sub(electorate.granted).max(1);
         let (promised, accepted) = (BTreeSet::new(), BTreeSet::new());
         Self { ballot, needed, promised, accepted, best: None, epoch: base.epoch, next: None }
+    }
+
+    /// The next topology gets an epoch above this one, which a node that joins has seen.
+    pub fn above(self, epoch: Epoch) -> Self {
+        Self { epoch: self.epoch.max(epoch), ..self }
     }
 
     /// The proposal, once a majority has promised: the previously accepted one with the highest ballot, otherwise

@@ -238,8 +238,12 @@ impl Node {
                 effects.push(Effect::Engine(EngineEffect::Stop(running.engine)));
             }
         }
-        if self.open.as_ref().is_some_and(|open| open.assignment.epoch < epoch) {
-            effects.extend(self.give_up());
+        // An operator may have chosen the same epoch at the same time: then the vote has precedence.
+        let open = self.open.as_ref().map(|open| (open.assignment.epoch, open.assignment.hash));
+        if open.is_some_and(|(other, of)| other < epoch || (other == epoch && of != hash)) {
+            // The node or console that prepared it waits for an answer.
+            let by = "a vote of its members".to_owned();
+            effects.extend(self.fail_open(Fault::new(&self.name, FaultKind::Superseded { epoch, by })));
         }
         let is_member = committed.topology.members.iter().any(|member| member.name == self.name);
         // A node that is not a member keeps its epoch: a console that includes it has just read that epoch.

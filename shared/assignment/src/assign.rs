@@ -120,7 +120,7 @@ pub async fn assign_until(
         tracing::info!(%epoch, "topology {} is already running", topology.layout);
         return Ok(Assigned { epoch, topology, reused: true });
     }
-    make(sessions, &reports, Next { topology, desired: None, sizes: &sizes }, stop, tell).await
+    make(sessions, &reports, Next { topology, desired: None, sizes: &sizes, seen: Epoch(0) }, stop, tell).await
 }
 
 /// The topology to assign next.
@@ -131,6 +131,8 @@ pub struct Next<'a> {
     pub desired: Option<Box<Topology>>,
     /// The sizes of its model.
     pub sizes: &'a ModelSizes,
+    /// The highest epoch that other nodes have seen: its epoch is above that.
+    pub seen: Epoch,
 }
 
 /// Assigns a topology to the sessions, which are its members in order. Replicas that already run unchanged keep
@@ -155,7 +157,7 @@ async fn make(
     stop: &CancellationToken,
     tell: &(dyn Fn(AssignEvent) + Sync),
 ) -> Result<Assigned, Fault> {
-    let epoch = reports.iter().map(|report| report.epoch).max().unwrap_or_default().next();
+    let epoch = reports.iter().map(|report| report.epoch).fold(next.seen, Epoch::max).next();
     let aborted = || Fault::new("console", FaultKind::AssignmentAborted { epoch });
     let topology = tokio::select! {
         biased;

@@ -2,7 +2,7 @@
 //! leave the saved cluster.
 use std::sync::Arc;
 
-use common::fault::Fault;
+use common::{fault::Fault, ids::Epoch};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use topology::Topology;
@@ -230,7 +230,7 @@ pub(super) async fn switch(sessions: &[Arc<Session>], wanted: &DesiredTopology) 
 async fn settle(sessions: &[Arc<Session>], topology: &Topology) -> Result<Assigned, Failure> {
     let card = identify_on_any(sessions.iter().map(|session| &**session), &topology.model).await?;
     let sizes = card.sizes().map_err(|kind| Fault::new("console", kind))?;
-    let next = Next { topology: topology.clone(), desired: None, sizes: &sizes };
+    let next = Next { topology: topology.clone(), desired: None, sizes: &sizes, seen: Epoch(0) };
     let stop = CancellationToken::new();
     Ok(assign_as(sessions, next, &stop, &|event| progress(&OperateEvent::Assign(event))).await?)
 }

@@ -19,6 +19,9 @@ use crate::gateway::route::Replica;
 /// A topology that served within this time is expected back: restarted nodes restore it by themselves.
 pub(super) const LATELY: Duration = Duration::from_secs(60);
 
+/// Number of replaced models that a group remembers.
+const BEFORE_MAX: usize = 4;
+
 /// Nodes with a common topology.
 #[derive(Debug)]
 pub struct Group {
@@ -32,6 +35,8 @@ pub struct Group {
     pub since: u64,
     /// When a node last reported that it serves it.
     pub served: Option<Instant>,
+    /// Models of the topologies that it replaced, and when these last served; the latest first.
+    pub before: Vec<(ModelRoots, Instant)>,
     /// When one of its heads last reported requests, or it was first seen.
     pub used: Option<Instant>,
     /// Recent steps of its nodes, by address.
@@ -86,7 +91,7 @@ impl Group {
     /// A group that was not seen before, at `since` seconds since 1970.
     pub fn new(epoch: Epoch, topology: Topology, since: u64) -> Self {
         let (hash, topology) = (topology.hash(), Arc::new(topology));
-        Self { epoch, hash, topology, since, served: None, used: None, windows: BTreeMap::new() }
+        Self { epoch, hash, topology, since, served: None, before: Vec::new(), used: None, windows: BTreeMap::new() }
     }
 
     /// Whether it served a short time ago: then waiting for a restarting node is worthwhile.
@@ -131,12 +136,23 @@ impl Groups {
         let serves = matches!(report.state, NodeState::Ready | NodeState::Serving);
         let holds = serves || report.state == NodeState::Draining;
         if self.0.iter().all(|group| group.hash != hash) {
-            let mut replaced = self.0.iter().filter(|group| group.shares_nodes(topology, now));
-            if replaced.any(|group| report.epoch < group.epoch || (!holds && report.epoch == group.epoch)) {
+            let replaced = || self.0.iter().filter(|group| group.shares_nodes(topology, now));
+            // A group that never served may be an assignment that was given up: its nodes have seen its epoch, and bring
+            // their previous topology back.
+            if replaced().any(|group| {
+                report.epoch < group.epoch || (!holds && report.epoch == group.epoch && group.served.is_some())
+            }) {
                 return;
             }
+            let own = replaced().filter_map(|group| Some((group.topology.roots(), group.served?)));
+            let earlier = own.chain(replaced().flat_map(|group| group.before.iter().copied()));
+            let before: Vec<_> = earlier.take(BEFORE_MAX).collect();
+            // Requests for a model wait for the topology that replaces its previous one, also after an attempt to assign
+            // another model in between.
+            let same = before.iter().filter(|(roots, _)| !roots.differs(&topology.roots()));
+            let served = same.map(|(_, served)| *served).max();
             self.0.retain(|group| !group.shares_nodes(topology, now));
-            self.0.push(Group::new(report.epoch, topology.clone(), since));
+            self.0.push(Group { served, before, ..Group::new(report.epoch, topology.clone(), since) });
         }
         let Some(group) = self.0.iter_mut().find(|group| group.hash == hash) else { return };
         // It may have been found while its nodes were loading: they report its epoch only once it is on their disks.

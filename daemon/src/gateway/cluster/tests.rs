@@ -66,6 +66,24 @@ fn aborted_assignment_leaves_the_earlier_topology() {
 }
 
 #[test]
+fn model_is_expected_back_in_another_topology_and_after_an_assignment_that_was_given_up() {
+    let (mut groups, now) = (Groups::default(), Instant::now());
+    let second = Duration::from_secs(1);
+    learn(&mut groups, &on(&[0, 1], 0), 5, NodeState::Ready, now);
+    // The same model on fewer nodes: requests wait for it.
+    learn(&mut groups, &on(&[0], 0), 6, NodeState::Loading, now + second);
+    assert!(groups.of(&on(&[0], 0).roots())[0].has_served_lately(now + second));
+    // Another model has never served. Its assignment is given up, and the previous topology is brought up again.
+    learn(&mut groups, &on(&[0, 1], 1), 7, NodeState::Prepared, now + 2 * second);
+    assert_eq!(names(&groups), [("two.gguf".into(), 1)]);
+    assert!(!groups.0[0].has_served_lately(now + 2 * second));
+    learn(&mut groups, &on(&[0], 0), 7, NodeState::Loading, now + 3 * second);
+    assert_eq!(names(&groups), [("one.gguf".into(), 1)]);
+    assert!(groups.0[0].has_served_lately(now + 3 * second));
+    assert!(!groups.0[0].has_served_lately(now + LATELY + second), "not for ever");
+}
+
+#[test]
 fn equal_names_in_two_groups_count_only_while_one_does_not_serve() {
     let (mut groups, now) = (Groups::default(), Instant::now());
     learn(&mut groups, &on(&[0], 0), 5, NodeState::Ready, now);

@@ -14,7 +14,7 @@ use tokio::{sync::mpsc::Receiver, time::timeout};
 use topology::Topology;
 
 /// All links of an assignment must be open within this.
-const LINKS_SECONDS: u64 = 15;
+const LINKS_SECONDS: u64 = 10;
 
 /// A socket of a lower member, after the handshake.
 #[derive(Debug)]

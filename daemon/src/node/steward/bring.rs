@@ -12,7 +12,9 @@ use protocol::{
     recovery::Committed,
 };
 
-use super::{ANSWER, Doing, Question, Reply, Steward, StewardAsk, View, unexpected};
+use super::{
+    ANSWER, Doing, Question, Reply, Steward, StewardAsk, View, learn::still_excludes, shape::exclusions, unexpected,
+};
 
 /// Longest time without progress of a load.
 const PREPARE: Duration = Duration::from_secs(60);
@@ -45,8 +47,12 @@ pub(super) struct Bring {
 impl Steward {
     /// Starts to bring up a topology on a unit: all members of a replica, or all members.
     pub(super) fn bring(&mut self, base: Committed, views: &[View], unit: &[MemberIndex]) -> Vec<StewardAsk> {
-        if let Some(ask) = self.tell_exclusions(&base, views) {
-            return vec![ask];
+        // A member of another replica that cannot store the list must not keep this one from serving.
+        let list = exclusions(views.iter());
+        let mut members = unit.iter().map(|member| &views[member.index()]);
+        let behind = members.find(|view| view.standing.as_ref().is_some_and(|one| still_excludes(one, &base, &list)));
+        if let Some(behind) = behind {
+            return vec![self.tell_exclusions(&behind.address, list)];
         }
         let unit = unit.iter().map(|member| (*member, views[member.index()].address.clone())).collect();
         let has_content = base.topology.content.is_some() && !is_planted(Planted::ContentUnchecked);

@@ -1,5 +1,5 @@
 //! The kinds of topology that a member proposes, and the members that come back with one.
-use common::ids::MemberIndex;
+use common::ids::{Epoch, MemberIndex, is_in_reach};
 use planner::replan::Stays;
 use topology::Topology;
 
@@ -18,9 +18,33 @@ pub(super) enum TopologyChange {
     Again { topology: Topology, joins: MemberIndex },
 }
 
+impl TopologyChange {
+    /// The highest epoch in reach that a joining member has seen: an assignment that failed may have left it there.
+    pub(super) fn seen(&self, base: Epoch) -> Epoch {
+        let Self::Return { joins, .. } = self else { return base };
+        let seen = joins.iter().map(|one| one.epoch).filter(|epoch| is_in_reach(base.0, epoch.0));
+        seen.max().unwrap_or(base)
+    }
+
+    /// The addresses of the members of the wanted topology that join it.
+    pub(super) fn joining(&self, wanted: &Topology) -> Vec<String> {
+        match self {
+            Self::Return { joins, .. } => joins
+                .iter()
+                .filter(|one| wanted.members.iter().any(|member| member.name == one.name))
+                .map(|one| one.address.clone())
+                .collect(),
+            Self::Again { topology, joins } => vec![topology.members[joins.index()].address.clone()],
+            Self::On { .. } | Self::Shares(_) | Self::Leave { .. } => Vec::new(),
+        }
+    }
+}
+
 /// A member of the desired topology that is back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Joins {
     pub(super) name: String,
     pub(super) address: String,
+    /// The highest epoch that it has seen.
+    pub(super) epoch: Epoch,
 }

@@ -115,7 +115,8 @@ pub fn decide(own: MemberIndex, base: &Committed, views: &[View], rules: &Rules)
     // A lost member is voted out even while other replicas serve: they keep serving, and the rest of this replica can
     // serve again.
     let has_lost = unit.clone().any(|index| views[index].standing.is_none() && out(index).is_none());
-    if views.iter().any(View::serves) && !has_lost {
+    // A vote that has begun is finished: until then its voters start nothing else.
+    if views.iter().any(View::serves) && !has_lost && !is_accepted {
         return Decision::Wait(
             "its replica is broken, others serve; repair the node, then include it or assign \
          again"

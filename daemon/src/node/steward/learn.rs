@@ -1,11 +1,12 @@
-//! Repairs by the steward while its topology serves: a later decision that its node missed, a lost record of a member
-//! of another group, and its own lost record of votes.
+//! Repairs by the steward, most of them while its topology serves: a later decision that its node missed, a record that
+//! a member has lost, an exclusion or inclusion that a member has missed, and its own lost record of votes.
 use protocol::{
     message::RequestBody,
-    recovery::{Committed, RecoveryAsk},
+    recovery::{Committed, RecoveryAsk, Standing},
 };
+use topology::{Exclusions, Member};
 
-use super::{ANSWER, Doing, Look, Steward, StewardAsk, View, shape::exclusions};
+use super::{ANSWER, Doing, Look, Steward, StewardAsk, View};
 use crate::node::quorum::majority;
 
 impl Steward {
@@ -15,6 +16,12 @@ impl Steward {
     pub(super) fn teach(&mut self, look: Look, views: Vec<View>) -> Vec<StewardAsk> {
         // A replica that the decision leaves unchanged keeps running, so a missed decision has no other symptom.
         let held = views.iter().filter_map(|view| view.standing.as_ref()?.committed.as_ref());
+        // An absent member may hold a later one, with this node or in place of it.
+        let (own, desired) = (&self.settings.name, look.base.desired());
+        let absent = look.answers.values().filter_map(|one| one.committed.as_ref()).filter(|held| {
+            held.topology.members.iter().any(|member| member.name == *own) || held.desired().is_alike(desired)
+        });
+        let held = held.chain(absent);
         let (base, lacks_desired) = (&look.base, look.base.desired.is_none());
         let news =
             held.filter(|held| held.epoch > base.epoch || (lacks_desired && held.desired.is_some() && *held == base));
@@ -28,8 +35,8 @@ impl Steward {
         if unloaded.into_iter().any(|name| name == look.base.name()) {
             return self.forget(&look.base);
         }
-        if let Some(ask) = self.tell_exclusions(&look.base, &views) {
-            return vec![ask];
+        if let Some((address, list)) = self.behind(&look) {
+            return vec![self.tell_exclusions(&address, list)];
         }
         let layout = look.base.topology.layout;
         let forgetful = views.iter().find(|view| {
@@ -45,30 +52,42 @@ impl Steward {
         vec![ask]
     }
 
-    /// Sends the list of exclusions to a member that still excludes one of the members, although a later entry includes
-    /// it: its disk may have been full when it was told. It would refuse the topology, or its requests, for ever.
-    pub(super) fn tell_exclusions(&mut self, base: &Committed, views: &[View]) -> Option<StewardAsk> {
-        let list = exclusions(views.iter());
-        let behind = views.iter().find(|view| {
-            let own = view.standing.as_ref().map(|one| &one.exclusions);
-            base.topology.members.iter().any(|member| {
-                let entry = own.and_then(|own| own.of(&member.name, &member.address));
-                entry.is_some_and(|entry| !entry.is_cordon) && list.of(&member.name, &member.address).is_none()
-            })
-        })?;
-        let (question, ask) = self.ask(&behind.address.clone(), RequestBody::Exclude(list), ANSWER);
-        self.doing = Doing::Learn(question);
-        Some(ask)
+    /// A node that has missed an exclusion or an inclusion of a member, present or absent, and the list of exclusions
+    /// that all lists together give. Every other time only, because the node may be unable to store the list.
+    fn behind(&mut self, look: &Look) -> Option<(String, Exclusions)> {
+        let mut list = Exclusions::default();
+        look.answers.values().for_each(|one| {
+            list.merge(&one.exclusions);
+        });
+        let members: Vec<&Member> = look.base.topology.members.iter().chain(&look.base.desired().members).collect();
+        let entry =
+            |list: &Exclusions, member: &Member| list.of(&member.name, &member.address).map(|one| one.is_cordon);
+        let mut answers = look.answers.iter().filter(|(address, _)| self.told.as_ref() != Some(*address));
+        let behind = answers
+            .find(|(_, one)| members.iter().any(|member| entry(&one.exclusions, member) != entry(&list, member)))
+            .map(|(address, _)| address.clone());
+        self.told.clone_from(&behind);
+        behind.map(|address| (address, list))
     }
 
-    /// Restores this node's lost record of votes from the topology that a majority of the other members holds. If one
-    /// of them has accepted a next topology, that vote is finished first.
+    /// Sends a list of exclusions.
+    pub(super) fn tell_exclusions(&mut self, address: &str, list: Exclusions) -> StewardAsk {
+        let (question, ask) = self.ask(address, RequestBody::Exclude(list), ANSWER);
+        self.doing = Doing::Learn(question);
+        ask
+    }
+
+    /// Ends the gap in this node's record of votes: it holds the topology that other members hold, and none of them has
+    /// accepted a next one; a vote that one of them has begun is finished first. So many must answer that each majority
+    /// with this node has one of them. The witness of two members is not asked: a topology that it chose with this node
+    /// is lost with this node. For a single member, all absent members of the desired topology answer.
     pub(super) fn recall(&mut self, look: &Look, views: &[View]) -> Option<StewardAsk> {
         let others =
             || views.iter().filter_map(|view| view.standing.as_ref()).filter(|one| one.name != self.settings.name);
         let is_open = others().any(|one| one.accepted || one.committed.as_ref().is_some_and(|held| *held != look.base));
         let holding = others().filter(|one| one.committed.is_some() && !one.forgets).count();
-        if !look.forgets || is_open || holding < majority(views.len()) {
+        let is_known = holding + majority(views.len()) > views.len() || (views.len() == 1 && is_latest(look));
+        if !look.forgets || is_open || !is_known {
             return None;
         }
         let own = self.settings.own.clone();
@@ -76,4 +95,25 @@ impl Steward {
         self.doing = Doing::Learn(question);
         Some(ask)
     }
+}
+
+/// Whether all absent members of the desired topology answer, and none of them has seen a later epoch.
+fn is_latest(look: &Look) -> bool {
+    let desired = look.base.desired().members.iter();
+    let mut absent =
+        desired.filter(|member| look.base.topology.members.iter().all(|one| one.name != member.name)).peekable();
+    absent.peek().is_some()
+        && absent.all(|member| {
+            let mut answers = look.answers.values().filter(|one| one.name == member.name);
+            answers.next().is_some_and(|one| one.epoch <= look.base.epoch)
+        })
+}
+
+/// Whether a node still excludes a member that a later entry of the list includes: its disk may have been full when an
+/// operator included that member. It would refuse the topology, or its requests, for ever.
+pub(super) fn still_excludes(standing: &Standing, base: &Committed, list: &Exclusions) -> bool {
+    base.topology.members.iter().any(|member| {
+        let entry = standing.exclusions.of(&member.name, &member.address);
+        entry.is_some_and(|entry| !entry.is_cordon) && list.of(&member.name, &member.address).is_none()
+    })
 }

@@ -55,7 +55,7 @@ const SETTLE: Duration = Duration::from_secs(2);
 /// A member that serves is stopped only when its replica has been broken for this long: a look may coincide with a
 /// start.
 const RETAKE: Duration = Duration::from_secs(1);
-/// Interval at which a group that serves without another one checks whether members of that one have lost the topology.
+/// Interval at which a member that serves checks whether others lack what it knows.
 const TEACH: Duration = Duration::from_secs(4);
 /// Pause after a failed attempt; doubles up to a maximum.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -87,8 +87,7 @@ enum Purpose {
     Speed,
     /// It runs, but this node's record of votes is lost.
     Recall,
-    /// It runs here; this node may have missed a later decision, or a member of a group with another role may have lost
-    /// its record.
+    /// It runs here; this node or a member may have missed something, or a member may have lost its record.
     Teach,
     /// It runs, but differs from the desired topology, whose missing members may be back.
     Return,
@@ -103,7 +102,7 @@ enum Doing {
     Look(Box<Look>),
     Bring(Box<Bring>),
     Propose(Box<Propose>),
-    /// Sends a topology to a node that does not have it, or lets this node forget one.
+    /// Sends a topology or a list of exclusions to a node that does not have it, or lets this node forget a topology.
     Learn(Question),
     Unload(Box<Unloading>),
 }
@@ -157,8 +156,10 @@ pub struct Steward {
     breaker: Breaker,
     /// Earliest time of the next action against slow ranks.
     speed_next: Duration,
-    /// Earliest time of the next check for members that lost the topology.
+    /// Earliest time of the next check for what others lack.
     teach_next: Duration,
+    /// The node to which the previous check for what others lack sent the list of exclusions.
+    told: Option<String>,
     /// The members that are back, and since when this list is unchanged.
     back: Option<(Vec<Joins>, Duration)>,
     /// Earliest time to include members that are back, and the pause before the attempt after that.
@@ -190,6 +191,7 @@ impl Steward {
             breaker,
             speed_next: Duration::ZERO,
             teach_next: Duration::ZERO,
+            told: None,
             back: None,
             return_next: Duration::ZERO,
             return_pause: PAUSE_MAX,
@@ -306,7 +308,7 @@ impl Steward {
     /// Requests the standings at all addresses at which a member may be.
     fn ask_all(&mut self, base: Committed, place: usize, own: Standing, purpose: Purpose) -> Vec<StewardAsk> {
         let mut addresses: Vec<String> = base.topology.members.iter().map(|member| member.address.clone()).collect();
-        if purpose == Purpose::Return {
+        if matches!((purpose, place), (Purpose::Return | Purpose::Recall, _) | (Purpose::Teach, 0)) {
             addresses.extend(base.desired().members.iter().map(|member| member.address.clone()));
         }
         addresses.extend(own.heard.iter().map(|(_, address)| address.clone()));

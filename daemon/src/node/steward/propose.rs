@@ -37,19 +37,6 @@ impl Proposal {
     fn would_change_nothing(&self, wanted: &Topology) -> bool {
         matches!(self.change, TopologyChange::Return { .. }) && wanted.is_alike(&self.base.topology)
     }
-
-    /// The addresses of the members of the wanted topology that join it.
-    fn joining(&self, wanted: &Topology) -> Vec<String> {
-        match &self.change {
-            TopologyChange::Return { joins, .. } => joins
-                .iter()
-                .filter(|one| wanted.members.iter().any(|member| member.name == one.name))
-                .map(|one| one.address.clone())
-                .collect(),
-            TopologyChange::Again { topology, joins } => vec![topology.members[joins.index()].address.clone()],
-            TopologyChange::On { .. } | TopologyChange::Shares(_) | TopologyChange::Leave { .. } => Vec::new(),
-        }
-    }
 }
 
 /// The current stage.
@@ -149,7 +136,7 @@ impl Steward {
         let Some(wanted) = propose.wanted.clone() else { return self.begin_vote(propose) };
         propose.waiting.clear();
         let mut asks = Vec::new();
-        for (place, address) in propose.proposal.joining(&wanted).into_iter().enumerate() {
+        for (place, address) in propose.proposal.change.joining(&wanted).into_iter().enumerate() {
             let question = self.question();
             propose.waiting.insert(question, place);
             asks.push(StewardAsk::Content { question, address, topology: Box::new(wanted.clone()) });
@@ -169,6 +156,11 @@ impl Steward {
         propose.voters = answering.map(|(index, view)| (index, view.address.clone())).collect();
         let witness = self.settings.recovery.witness.clone().filter(|_| views.len() == 2);
         let count = views.len() + usize::from(witness.is_some());
+        let forgetful = views.iter().filter(|view| view.standing.as_ref().is_some_and(|one| one.forgets)).count();
+        if forgetful > 1 && count.is_multiple_of(2) {
+            let fault = self.no_majority("several members have lost their records of votes");
+            return self.end_vote(&propose.proposal, Err(fault));
+        }
         propose.voters.extend(witness.map(|address| (views.len(), address)));
         self.round = self.round.saturating_add(1);
         propose.ballot = Ballot { round: self.round, member: propose.proposal.own as u16 };
@@ -177,6 +169,7 @@ impl Steward {
             propose.ballot,
             Electorate { voters: count, granted: propose.proposal.granted },
         );
+        let proposer = proposer.above(propose.proposal.change.seen(propose.proposal.base.epoch));
         propose.stage = ProposalStage::Vote(Box::new(proposer));
         self.ask_voters(propose, None)
     }

@@ -189,4 +189,31 @@ mod tests {
         assert_eq!(why(Some(1), Ok(())), "pi3 has not restarted after 300 s");
         assert_eq!(why(Some(9), Err("pi2 is loading")), "pi2 is loading, for 300 s");
     }
+
+    #[test]
+    fn node_that_does_not_know_the_restart_is_not_waited_for() {
+        let base = base(3);
+        let rolling = Rolling {
+            targets: base.topology.members.iter().map(|one| (one.name.clone(), one.address.clone())).collect(),
+            done: 2,
+            before: None,
+            phase: Phase::Runs,
+            drain_ms: 0,
+            by: "me@here".into(),
+            revision: 7,
+        };
+        let mut answers = BTreeMap::new();
+        for index in 0..3 {
+            let view = view(&base, index, NodeState::Ready);
+            let standing = view.standing.expect("it answers");
+            answers.insert(view.address, Standing { rolling: Some(rolling.clone()), ..standing });
+        }
+        let (first, second) = (base.topology.members[0].address.clone(), base.topology.members[1].address.clone());
+        let own = answers[&second].clone();
+        assert_eq!(Restarting::default().look(&own, &answers, STEP), RollingStep::Rest, "the first one drives");
+        // It was away when the restart was ordered.
+        answers.get_mut(&first).expect("it answers").rolling = None;
+        let begun = RollingStep::Spread(rolling.begun(1));
+        assert_eq!(Restarting::default().look(&own, &answers, STEP), begun);
+    }
 }

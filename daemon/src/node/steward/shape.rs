@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use common::{
     fault::Fault,
-    ids::Epoch,
     planted::{Planted, is_planted},
     units::Bytes,
 };
@@ -43,9 +42,8 @@ impl Steward {
             return Vec::new();
         }
         let list = exclusions(views.iter().chain(&found));
-        let seen = views.iter().filter_map(|view| Some(view.standing.as_ref()?.epoch)).max().unwrap_or_default();
         let back: Vec<(&Member, &View)> =
-            others.iter().zip(&found).filter(|(member, view)| is_back(member, view, seen, &list)).collect();
+            others.iter().zip(&found).filter(|(member, view)| is_back(member, view, &list)).collect();
         // A member that left for its restart is idle until it gets the order to restart.
         let back = back.into_iter().filter(|(_, view)| {
             view.standing
@@ -55,7 +53,10 @@ impl Steward {
         let back: Vec<(&Member, &View)> = back.collect();
         let joins: Vec<Joins> = back
             .iter()
-            .map(|(member, view)| Joins { name: member.name.clone(), address: view.address.clone() })
+            .filter_map(|(member, view)| {
+                let epoch = view.standing.as_ref()?.epoch;
+                Some(Joins { name: member.name.clone(), address: view.address.clone(), epoch })
+            })
             .collect();
         if self.back.as_ref().is_none_or(|(before, _)| *before != joins) {
             (self.return_next, self.return_pause) = (self.now, PAUSE_MAX);
@@ -154,13 +155,9 @@ pub(super) fn exclusions<'a>(views: impl Iterator<Item = &'a View>) -> Exclusion
     list
 }
 
-/// Whether a member can rejoin: it is idle, has seen no later epoch, and is excluded neither by an operator nor as a
-/// straggler.
-fn is_back(member: &Member, view: &View, seen: Epoch, list: &Exclusions) -> bool {
-    let is_free = view
-        .standing
-        .as_ref()
-        .is_some_and(|one| one.state == NodeState::Idle && one.committed.is_none() && one.epoch <= seen);
+/// Whether a member can rejoin: it is idle, holds no topology, and is excluded neither by an operator nor as a straggler.
+fn is_back(member: &Member, view: &View, list: &Exclusions) -> bool {
+    let is_free = view.standing.as_ref().is_some_and(|one| one.state == NodeState::Idle && one.committed.is_none());
     let is_in = list.of(&member.name, &member.address).is_none_or(|entry| {
         let was_away = entry.reason.as_ref().is_some_and(|reason| reason.starts_with(AWAY));
         entry.is_cordon || (entry.by.ends_with(BY_ITSELF) && was_away)

@@ -250,6 +250,31 @@ fn voter_without_record_abstains_until_a_later_topology() {
 }
 
 #[test]
+fn one_voter_of_an_even_number_may_have_lost_its_record() {
+    for (gap, members, witness, votes) in [
+        (VoteGap::Fresh, &[0, 1][..], false, true),
+        (VoteGap::UpTo(Epoch(4)), &[0, 1], false, true),
+        (VoteGap::Lost, &[0, 1, 2, 3], false, true),
+        (VoteGap::UpTo(Epoch(9)), &[0, 1, 2], false, false),
+        (VoteGap::Fresh, &[0, 1], true, false),
+        // The only voter has no other one that remembers: it asks the absent members first.
+        (VoteGap::Fresh, &[0], false, false),
+        (VoteGap::UpTo(Epoch(4)), &[0], false, true),
+        (VoteGap::UpTo(Epoch(5)), &[0], false, false),
+    ] {
+        let mut voter = Acceptor { votes: None, forgot: Some(gap) };
+        let (base, witness) = (Committed::new(Epoch(4), topology(members)), witness.then(|| "w:1".to_owned()));
+        let ballot = Ballot { round: 1, member: 0 };
+        let ruling = voter.rule(&Vote { base, witness: witness.clone(), ballot, next: None }, Epoch(4)).0;
+        assert_eq!(
+            matches!(ruling, VoteReply::Promised { .. }),
+            votes,
+            "{gap:?}, {members:?}, {witness:?}: {ruling:?}"
+        );
+    }
+}
+
+#[test]
 fn ballot_is_promised_once_after_proposer_restart() {
     let next = |keep: &[usize]| Some(Committed::new(Epoch(5), topology(keep)));
     let (mut own, mut second) = (Acceptor::default(), Acceptor::default());

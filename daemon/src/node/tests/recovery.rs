@@ -119,19 +119,52 @@ fn wiped_voter_recalls_then_votes_on_later_topologies() {
     let voter = Acceptor { votes: None, forgot: Some(VoteGap::Fresh) };
     let patience = Patience { lease: Duration::from_secs(60), drain: Duration::from_secs(20) };
     let mut node = Node::new(NodeInit { name: "pi1".into(), voter, ..NodeInit::default() }, patience);
+    let of_three = |epoch| Committed::new(Epoch(epoch), topology(3));
     let vote = |base: Committed| {
         let ballot = Ballot { round: 1, member: 1 };
         RecoveryAsk::Vote(Box::new(Vote { base, witness: None, ballot, next: None }))
     };
-    let told = format!("{:?}", recover(&mut node, vote(base(4))));
+    let told = format!("{:?}", recover(&mut node, vote(of_three(4))));
     assert!(told.contains("Abstains") && node.forgets(), "{told}");
-    let effects = recover(&mut node, RecoveryAsk::Recall(Box::new(base(4))));
+    let effects = recover(&mut node, RecoveryAsk::Recall(Box::new(of_three(4))));
     let Some(Effect::Disk(DiskEffect::Write { records, .. })) = effects.last() else { panic!("{effects:?}") };
     assert!(records.contains(&Record::VoteGap(Some(VoteGap::UpTo(Epoch(4))))), "{records:?}");
-    let told = format!("{:?}", recover(&mut node, vote(base(4))));
+    let told = format!("{:?}", recover(&mut node, vote(of_three(4))));
     assert!(told.contains("Abstains"), "it may have voted about this one: {told}");
-    let told = format!("{:?}", recover(&mut node, vote(base(5))));
+    let told = format!("{:?}", recover(&mut node, vote(of_three(5))));
     assert!(told.contains("Promised"), "{told}");
+}
+
+#[test]
+fn node_notes_the_epoch_of_a_topology_that_it_is_asked_to_bring_back() {
+    let mut lost = of("pi1", None);
+    again(&mut lost, CONSOLE, 4, topology(2));
+    recover(&mut lost, RecoveryAsk::TakeOver);
+    ask(&mut lost, CONSOLE, 7, RequestBody::Abort { epoch: Epoch(4), hash: topology(2).hash() });
+    assert_eq!((lost.state(), lost.epoch()), (NodeState::Idle, Epoch(4)), "an operator's next epoch is above it");
+}
+
+#[test]
+fn console_that_gives_up_does_not_end_a_recovery_of_the_same_topology() {
+    let mut node = of("pi1", Some(base(4)));
+    again(&mut node, OTHER, 4, topology(2));
+    let abort = || RequestBody::Abort { epoch: Epoch(4), hash: topology(2).hash() };
+    ask(&mut node, CONSOLE, 7, abort());
+    assert_eq!(node.state(), NodeState::Loading, "another node prepared it, and would wait for the answer");
+    ask(&mut node, OTHER, 8, abort());
+    assert_eq!(node.state(), NodeState::Idle);
+}
+
+#[test]
+fn vote_ends_an_open_assignment_with_an_answer() {
+    for (epoch, ends) in [(8, true), (7, true), (6, false)] {
+        let mut node = of("pi1", Some(base(4)));
+        super::prepare(&mut node, CONSOLE, 4, 7);
+        let next = Committed::new(Epoch(epoch), Topology { slots: 1, ..topology(2) });
+        let effects = recover(&mut node, RecoveryAsk::Learn(Box::new(next)));
+        let is_superseded = matches!(failure(&effects), Some(FaultKind::Superseded { .. }));
+        assert_eq!(is_superseded, ends, "epoch {epoch} and an open assignment of epoch 7: {effects:?}");
+    }
 }
 
 #[test]

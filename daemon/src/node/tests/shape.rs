@@ -112,6 +112,36 @@ fn watched(steward: &mut Steward, seconds: u64, all: &[View]) -> Vec<StewardAsk>
     Vec::new()
 }
 
+fn say_to_all(all: &mut [View], list: &Exclusions) {
+    for view in all {
+        view.standing.as_mut().expect("it answers").exclusions = list.clone();
+    }
+}
+
+#[test]
+fn member_that_saw_a_failed_assignment_returns_above_its_epoch() {
+    let (mut first, held, mut all) = degraded();
+    all[3].standing.as_mut().expect("it answers").epoch = Epoch(9);
+    let asks = watched(&mut first, 12, &all);
+    let [StewardAsk::Plan { question, .. }] = &asks[..] else { panic!("{asks:?}") };
+    let mut asks = voting(&mut first, *question, held.desired());
+    let promise = ResponseBody::Recovery(RecoveryAnswer::Vote(VoteReply::Promised { accepted: None, epoch: Epoch(5) }));
+    let now = Duration::from_secs(14);
+    let mut accepts = Vec::new();
+    for ask in asks.drain(..) {
+        let StewardAsk::Node { question, .. } = ask else { panic!("{ask:?}") };
+        accepts.extend(first.hear(now, question, Reply::Node(Ok(promise.clone()))));
+    }
+    let next = bodies(&accepts).into_iter().find_map(|body| match body {
+        RequestBody::Recovery(ask) => match &**ask {
+            RecoveryAsk::Vote(vote) => vote.next.as_ref().map(|next| next.epoch),
+            _ => None,
+        },
+        _ => None,
+    });
+    assert_eq!(next, Some(Epoch(10)), "{accepts:?}");
+}
+
 #[test]
 fn desired_topology_is_planned_when_a_member_is_back() {
     let (mut first, held, mut all) = degraded();
@@ -127,11 +157,11 @@ fn desired_topology_is_planned_when_a_member_is_back() {
     let mut list = Exclusions::default();
     let (name, address) = (held.desired().members[3].name.clone(), all[3].address.clone());
     list.say(&name, &address, Some("fan stuck"), "me@desk");
-    all[0].standing.as_mut().expect("it answers").exclusions = list.clone();
+    say_to_all(&mut all, &list);
     assert!(watched(&mut first, 12, &all).is_empty(), "an operator excluded it");
     let (mut first, _, _) = degraded();
     list.say(&name, &address, Some("did not answer for 60 s"), "pi1 (by itself)");
-    all[0].standing.as_mut().expect("it answers").exclusions = list;
+    say_to_all(&mut all, &list);
     assert!(matches!(watched(&mut first, 12, &all)[..], [StewardAsk::Plan { .. }]), "it was away and is back");
     let (mut first, _, _) = degraded();
     all[1].standing.as_mut().expect("it answers").state = NodeState::Faulted;

@@ -281,15 +281,15 @@ fn recovery_is_aborted_on_all_members_at_the_first_failure() {
 #[test]
 fn wiped_node_recalls_the_topology_of_a_majority() {
     let (base, now) = (base(4), Duration::from_secs(5));
-    let mut all = views(&base, &[(3, 1)]);
-    for view in all.iter_mut().take(3) {
-        view.standing.as_mut().expect("it answers").state = NodeState::Ready;
+    let mut all = views(&base, &[(1, 1), (3, 1)]);
+    for index in [0, 2] {
+        all[index].standing.as_mut().expect("it answers").state = NodeState::Ready;
     }
     all[0].standing.as_mut().expect("it answers").forgets = true;
     let mut wiped = steward(&base, 0);
     let own = all[0].standing.clone().expect("it answers");
     let asks = wiped.look(now, own.clone());
-    assert!(tell(&mut wiped, now, &asks, &all).is_empty(), "two others are no majority of four");
+    assert!(tell(&mut wiped, now, &asks, &all).is_empty(), "three of four may have voted without the one that answers");
     all[3] = view(&base, 3, NodeState::Ready);
     let later = now + Duration::from_secs(2);
     let asks = wiped.look(later, own.clone());
@@ -301,4 +301,172 @@ fn wiped_node_recalls_the_topology_of_a_majority() {
     let last = later + Duration::from_secs(2);
     let asks = wiped.look(last, own);
     assert!(tell(&mut wiped, last, &asks, &all).is_empty());
+}
+
+#[test]
+fn lone_member_of_a_replica_gets_back_its_lost_topology() {
+    let mut base = base(2);
+    base.topology.layout = Layout::alike(2, 1, 1);
+    let now = Duration::from_secs(5);
+    let mut all = [view(&base, 0, NodeState::Ready), view(&base, 1, NodeState::Idle)];
+    let wiped = all[1].standing.as_mut().expect("it answers");
+    (wiped.committed, wiped.epoch) = (None, Epoch(0));
+    let own = all[0].standing.clone().expect("it answers");
+    let mut serving = steward(&base, 0);
+    let asks = serving.look(now, own.clone());
+    let asks = tell(&mut serving, now, &asks, &all);
+    let learn = RequestBody::Recovery(Box::new(RecoveryAsk::Learn(Box::new(base.clone()))));
+    assert_eq!(bodies(&asks), [&learn]);
+    assert!(matches!(&asks[0], StewardAsk::Node { address, .. } if *address == all[1].address), "{asks:?}");
+    // A later assignment took it away.
+    all[1].standing.as_mut().expect("it answers").epoch = base.epoch.next();
+    let later = now + Duration::from_secs(9);
+    let asks = serving.look(later, own);
+    assert_eq!(asks.len(), 2, "both members are asked for their standings");
+    assert!(tell(&mut serving, later, &asks, &all).is_empty());
+}
+
+/// All members are in a state; the last one is included again, which `behind` has missed.
+fn views_with_inclusion(base: &Committed, state: NodeState, behind: usize) -> (Vec<View>, Exclusions) {
+    let last = base.topology.members.last().expect("there are members");
+    let mut early = Exclusions::default();
+    early.say(&last.name, &last.address, Some("hot"), "me@desk");
+    let mut late = early.clone();
+    late.say(&last.name, &last.address, None, "me@desk");
+    let mut all = views(base, &[]);
+    for (index, view) in all.iter_mut().enumerate() {
+        let standing = view.standing.as_mut().expect("it answers");
+        standing.state = state;
+        standing.exclusions = if index == behind { early.clone() } else { late.clone() };
+    }
+    (all, late)
+}
+
+#[test]
+fn member_that_missed_an_inclusion_gets_the_list() {
+    let (base, now) = (base(3), Duration::from_secs(5));
+    for state in [NodeState::Ready, NodeState::Idle] {
+        let (all, list) = views_with_inclusion(&base, state, 1);
+        let mut first = steward(&base, 0);
+        let asks = first.look(now, all[0].standing.clone().expect("it answers"));
+        let asks = tell(&mut first, now, &asks, &all);
+        assert_eq!(bodies(&asks), [&RequestBody::Exclude(list)], "all are {state:?}");
+        assert!(matches!(&asks[0], StewardAsk::Node { address, .. } if *address == all[1].address), "{asks:?}");
+    }
+}
+
+#[test]
+fn missed_inclusion_in_one_replica_does_not_stop_another() {
+    let mut base = base(4);
+    base.topology.layout = Layout::alike(2, 1, 2);
+    let now = Duration::from_secs(5);
+    let (all, list) = views_with_inclusion(&base, NodeState::Idle, 2);
+    for (own, is_behind) in [(0, false), (2, true)] {
+        let mut leader = steward(&base, own);
+        let asks = leader.look(now, all[own].standing.clone().expect("it answers"));
+        let asks = tell(&mut leader, now, &asks, &all);
+        if is_behind {
+            assert_eq!(bodies(&asks), [&RequestBody::Exclude(list.clone())]);
+        } else {
+            assert_eq!(asks.len(), 2, "both members of its replica prepare");
+            assert!(bodies(&asks).iter().all(|body| matches!(body, RequestBody::Prepare(_))), "{asks:?}");
+        }
+    }
+}
+
+#[test]
+fn wiped_member_of_two_recalls_from_the_other_and_a_single_one_from_the_absent() {
+    let mut held = base(2);
+    let recall = |held: &Committed| RequestBody::Recovery(Box::new(RecoveryAsk::Recall(Box::new(held.clone()))));
+    let now = Duration::from_secs(5);
+    let forgetful = |held: &Committed| {
+        let mut own = view(held, 0, NodeState::Ready);
+        own.standing.as_mut().expect("it answers").forgets = true;
+        own
+    };
+    let all = [forgetful(&held), view(&held, 1, NodeState::Ready)];
+    let mut wiped = steward(&held, 0);
+    let asks = wiped.look(now, all[0].standing.clone().expect("it answers"));
+    assert_eq!(bodies(&tell(&mut wiped, now, &asks, &all)), [&recall(&held)]);
+    // The topology of one member, whose desired topology has two.
+    let mut absent = view(&held, 1, NodeState::Idle);
+    held.desired = Some(Box::new(held.topology.clone()));
+    held.topology.members.pop();
+    held.topology.layout = Layout::tensor_parallel(1);
+    let own = forgetful(&held);
+    let standing = absent.standing.as_mut().expect("it answers");
+    standing.committed = None;
+    for (epoch, answers, recalls) in [(4, true, true), (5, true, false), (4, false, false)] {
+        absent.standing.as_mut().expect("it answers").epoch = Epoch(epoch);
+        let gone = View { standing: None, ..absent.clone() };
+        let all = [own.clone(), if answers { absent.clone() } else { gone }];
+        let mut wiped = steward(&held, 0);
+        let asks = wiped.look(now, own.standing.clone().expect("it answers"));
+        let next = tell(&mut wiped, now, &asks, &all);
+        let expected = recall(&held);
+        assert_eq!(bodies(&next), if recalls { vec![&expected] } else { vec![] }, "epoch {epoch}, answers: {answers}");
+    }
+}
+
+#[test]
+fn absent_member_gets_the_list_that_excludes_it_and_a_full_disk_does_not_stop_other_repairs() {
+    let mut held = base(2);
+    let absent = view(&held, 1, NodeState::Idle);
+    held.desired = Some(Box::new(held.topology.clone()));
+    held.topology.members.pop();
+    held.topology.layout = Layout::tensor_parallel(1);
+    let mut list = Exclusions::default();
+    let member = &held.desired().members[1];
+    list.say(&member.name, &member.address, Some("hot"), "me@desk");
+    let mut all = [view(&held, 0, NodeState::Ready), absent];
+    all[1].standing.as_mut().expect("it answers").committed = None;
+    all[0].standing.as_mut().expect("it answers").exclusions = list.clone();
+    let own = all[0].standing.clone().expect("it answers");
+    let mut serving = steward(&held, 0);
+    for (second, is_told) in [(5, true), (10, false), (15, true)] {
+        let now = Duration::from_secs(second);
+        let asks = serving.look(now, own.clone());
+        let next = tell(&mut serving, now, &asks, &all);
+        let told = RequestBody::Exclude(list.clone());
+        assert_eq!(bodies(&next).contains(&&told), is_told, "after {second} s: {next:?}");
+    }
+}
+
+#[test]
+fn vote_that_has_begun_is_finished_although_another_replica_serves() {
+    let mut base = base(4);
+    base.topology.layout = Layout::alike(2, 1, 2);
+    let rules = Rules { exclude_after: Some(Duration::from_secs(60)), witness: None };
+    let mut all = views(&base, &[]);
+    all[0] = view(&base, 0, NodeState::Faulted);
+    for index in [2, 3] {
+        all[index] = view(&base, index, NodeState::Serving);
+    }
+    assert_eq!(decide(MemberIndex(0), &base, &all, &rules), Decision::Bring(members(&[0, 1])));
+    all[3].standing.as_mut().expect("it answers").accepted = true;
+    let finished = Decision::Propose { stay: members(&[0, 1, 2, 3]), lost: Vec::new(), granted: 0 };
+    assert_eq!(decide(MemberIndex(0), &base, &all, &rules), finished);
+}
+
+#[test]
+fn later_topology_of_an_absent_member_is_learned() {
+    let mut held = base(2);
+    let mut later = held.clone();
+    later.epoch = held.epoch.next();
+    held.desired = Some(Box::new(held.topology.clone()));
+    held.topology.members.pop();
+    held.topology.layout = Layout::tensor_parallel(1);
+    // The other one serves alone: this node could not store the vote that excluded it.
+    let mut alone = later.clone();
+    alone.desired = Some(Box::new(later.topology.clone()));
+    alone.topology.members.remove(0);
+    alone.topology.layout = Layout::tensor_parallel(1);
+    for (later, at) in [(later.clone(), 1), (alone, 0)] {
+        let all = [view(&held, 0, NodeState::Ready), view(&later, at, NodeState::Idle)];
+        let mut serving = steward(&held, 0);
+        let now = Duration::from_secs(5);
+        let asks = serving.look(now, all[0].standing.clone().expect("it answers"));
+        let learn = RequestBody::Recovery(Box::new(RecoveryAsk::Learn(Box::new(later))));
+        assert_eq!(bodies(&tell(&mut serving, now, &asks, &all)), [&learn]);
+    }
 }

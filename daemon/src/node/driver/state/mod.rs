@@ -18,6 +18,7 @@ use common::{
 };
 use protocol::{address::is_address, recovery::Committed};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use sha2::{Digest as _, Sha256};
 use topology::{Exclusion, Exclusions, Rolling, Topology};
 
 pub use self::lock::{Holder, StateLock};
@@ -35,6 +36,8 @@ const ROLLING_FILE: &str = "restart.toml";
 const FORGOT_FILE: &str = "forgot.toml";
 const UNLOADED_FILE: &str = "unloaded.toml";
 const NEIGHBOURS_FILE: &str = "neighbours.toml";
+/// Start of the line with the checksum.
+const CHECKSUM: &str = "# sha256 ";
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -197,7 +200,8 @@ impl StateFolder {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error),
         };
-        let parsed = String::from_utf8(bytes).ok().and_then(|text| toml::from_str(&text).ok()).filter(is_sound);
+        let text = String::from_utf8(bytes).ok().filter(|text| is_intact(text));
+        let parsed = text.and_then(|text| toml::from_str(&text).ok()).filter(is_sound);
         if parsed.is_none() {
             damaged.push(name.into());
             // If the disk cannot be written, the next start finds the same damaged file.
@@ -259,15 +263,29 @@ impl StateFolder {
         }
     }
 
-    /// Writes a new file, syncs it, renames it over the old one and syncs the folder.
+    /// Writes a new file with its checksum, syncs it, renames it over the old one and syncs the folder.
     fn replace(&self, name: &str, text: &str) -> io::Result<()> {
         let fresh = self.folder.join(format!("{name}.new"));
         let mut file = OpenOptions::new().write(true).create(true).truncate(true).open(&fresh)?;
         file.write_all(text.as_bytes())?;
+        file.write_all(checksum(text).as_bytes())?;
         file.sync_all()?;
         fs::rename(&fresh, self.folder.join(name))?;
         File::open(&self.folder)?.sync_all()
     }
+}
+
+/// The last line of a file: a comment, which release 0.1 ignores.
+fn checksum(text: &str) -> String {
+    let digest = Sha256::digest(text);
+    let sum = u64::from_be_bytes(digest[..8].try_into().expect("a SHA-256 has 32 bytes"));
+    format!("{CHECKSUM}{sum:016x}\n")
+}
+
+/// Whether the text of a file fits its checksum. A file of release 0.1 has none.
+fn is_intact(text: &str) -> bool {
+    let Some(start) = text.rfind(CHECKSUM) else { return true };
+    text[start..] == checksum(&text[..start])
 }
 
 /// Whether the neighbours can be dialled.
