@@ -21,7 +21,7 @@ fn respond(prologue: &[u8], message: &[u8], payload: &[u8], cipher: Cipher, is_r
     let sent = if is_right { &made } else { message };
     let room = 64 * sent.len() + (1 << 16);
     let Ok(accepted) = bounded(room, || noise::respond(&KEYS, prologue, sent, cipher)) else { return };
-    assert!(is_right, "nobody guesses a key");
+    assert!(is_right, "a Hello with a wrong key must be refused");
     assert_eq!((accepted.payload.as_slice(), accepted.index), (payload, 1));
     let mut seals = accepted.seals;
     let Ok(mut theirs) = initiator.finish(&accepted.reply, cipher) else { panic!("the reply is right") };
@@ -30,7 +30,7 @@ fn respond(prologue: &[u8], message: &[u8], payload: &[u8], cipher: Cipher, is_r
     theirs.out.seal(&mut sealed, 4);
     assert_eq!(seals.input.open(&mut sealed, 4), Ok(5));
     let mut forged = message.to_vec();
-    assert!(seals.input.open(&mut forged, 4.min(message.len())).is_err(), "nobody forges a message");
+    assert!(seals.input.open(&mut forged, 4.min(message.len())).is_err(), "a forged message must not open");
 }
 
 /// Everything that is read from an open link, damaged or not.
@@ -99,7 +99,10 @@ fuzz_target!(|data: &[u8]| {
         _ => {
             let Ok(wrapped) = decode::<WrappedKey>(rest) else { return };
             let secret = key::Key::named("secret", KEYS[0]);
-            assert!(secret.is_none_or(|secret| wrapped.open(&secret).is_none()), "nobody wraps a key for this secret");
+            assert!(
+                secret.is_none_or(|secret| wrapped.open(&secret).is_none()),
+                "a key wrapped for another secret must not open"
+            );
         }
     }
 });

@@ -54,7 +54,7 @@ fuzz_target!(|data: &[u8]| {
         1 => {
             let _ = Label::read(input.0);
             let label = label(&mut input);
-            assert!(label.payload_of(input.0).is_none(), "nobody guesses a checksum");
+            assert!(label.payload_of(input.0).is_none(), "a part with a wrong checksum must be refused");
         }
         2 => {
             let label = label(&mut input);

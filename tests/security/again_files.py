@@ -11,8 +11,8 @@ import peer
 from again import ADMIN_KEY, CLIENT_KEY, Skipped, expect
 from again_wire import refused
 
-PROMPT = "a prompt that nobody else may read 7c0f"
-NOBODY = 65534
+PROMPT = "a private prompt 7c0f"
+UNPRIVILEGED_UID = 65534
 
 
 def files_below(folder):
@@ -132,7 +132,7 @@ def pair_race(field):
     os.makedirs(state)
     for path in (field.folder, folder):
         os.chmod(path, 0o755)
-    os.chown(state, NOBODY, NOBODY)
+    os.chown(state, UNPRIVILEGED_UID, UNPRIVILEGED_UID)
     with open(victim, "w") as file:
         file.write("root's")
     os.chmod(victim, 0o600)

@@ -45,7 +45,7 @@ def revocation(field):
                     session.read()
             except (Refused, OSError) as reason:
                 ends[role] = time.monotonic() - begin
-                expect("timed out" not in str(reason), f"the session of role {role} goes on")
+                expect("timed out" not in str(reason), f"the session of role {role} stays open")
 
         def late():
             begun.write(b"")

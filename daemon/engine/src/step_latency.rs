@@ -136,8 +136,8 @@ impl StepLatency {
             self.slack = (self.slack.min(most) - time).max(-base);
             self.paused += time;
         } else {
-            let own = if has_prompt { time } else { time.min(base) };
-            self.slack = (self.slack.min(most) + PROMISED * base - own).clamp(-base, most);
+            let charged = if has_prompt { time } else { time.min(base) };
+            self.slack = (self.slack.min(most) + PROMISED * base - charged).clamp(-base, most);
             self.paused = 0.0;
         }
     }

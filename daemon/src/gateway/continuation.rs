@@ -122,8 +122,8 @@ mod tests {
     fn answer_that_has_begun_waits_for_a_replica_from_its_loss_on() {
         let (now, second) = (Instant::now(), Duration::from_secs(1));
         let mut answer = Continuation::default();
-        let replaced = Fault::new("a", FaultKind::Draining);
-        assert_eq!(answer.fail(&replaced, now), Ok(AfterFault::Elsewhere { is_lost: false }));
+        let drains = Fault::new("a", FaultKind::Draining);
+        assert_eq!(answer.fail(&drains, now), Ok(AfterFault::Elsewhere { is_lost: false }));
         assert_eq!(answer.deadline(now, second, 9 * second), now + second, "it has not begun");
         answer.prompt = Some(vec![1]);
         assert_eq!(answer.deadline(now, second, 9 * second), now + 9 * second);

@@ -177,9 +177,11 @@ impl RunningGateway {
     /// that still wait then get an error.
     pub async fn end(self, patience: Duration) {
         self.stop.cancel();
-        let [accepting, learning, watching] = self.tasks;
-        // It ends at once, with the last connections counted.
-        let _ = timeout(LAST_WORDS, accepting).await;
+        let [mut accepting, learning, watching] = self.tasks;
+        // It ends once the last connections are counted. Clients that go on connecting do not delay the stop.
+        if timeout(LAST_WORDS, &mut accepting).await.is_err() {
+            accepting.abort();
+        }
         self.connections.close();
         if timeout(patience, self.connections.wait()).await.is_err() {
             tracing::warn!("the drain is over: ending {} HTTP connections with an error", self.connections.len());

@@ -75,7 +75,7 @@ fn power(answer: &str) -> Option<Milliwatts> {
     }
     let watts: Vec<f64> = amperes.iter().filter_map(|(rail, ampere)| Some(ampere * volts.get(rail)?)).collect();
     let sum: f64 = watts.iter().sum();
-    // A Pi takes at most 27 W; anything else is no reading.
+    // The supply of a Raspberry Pi 5 gives at most 27 W: 100 W and more, or less than nothing, is no reading.
     (!watts.is_empty() && (0.0..100.0).contains(&sum)).then(|| Milliwatts((sum * 1e3).round() as u32))
 }
 

@@ -212,7 +212,7 @@ pub async fn serve(
         let _ = announcing.await;
     }
     if let Some(gateway) = gateway {
-        // Answers relayed from other nodes have the rest of the drain, as those of this node had, and a limited time after it.
+        // Answers that other nodes compute have the rest of the drain, too, and some time even if none is left.
         let rest = draining.get().map_or(Duration::ZERO, |begun| drain.saturating_sub(begun.elapsed()));
         gateway.end(rest.max(drain.min(GATEWAY_DRAIN))).await;
     }

@@ -42,7 +42,7 @@ struct Arguments {
     /// Number of failing histories to shrink and to tell
     #[arg(long, default_value_t = 3)]
     shrink: usize,
-    /// Plant bugs and find each: `all`, `today` (five of them, another five each day), or a name
+    /// Plant bugs and find each: `all`, `today` (five, different ones each day), or a name
     #[arg(long)]
     planted: Option<String>,
     /// Most histories to find a planted bug
@@ -182,8 +182,12 @@ fn chosen(choice: &str) -> Vec<Planted> {
 /// Finds planted bugs; returns the number of those that are not found.
 #[cfg(any(debug_assertions, feature = "planted"))]
 fn run_planted(arguments: &Arguments, choice: &str) -> usize {
-    let (bugs, next) = (chosen(choice), AtomicU64::new(0));
-    let (jobs, missed) = (jobs(arguments), AtomicU64::new(u64::from(bugs.is_empty())));
+    let bugs = chosen(choice);
+    if bugs.is_empty() {
+        println!("{choice} is not a planted bug: give all, today or a name from docs/planted-faults.md");
+        return 1;
+    }
+    let (jobs, next, missed) = (jobs(arguments), AtomicU64::new(0), AtomicU64::new(0));
     thread::scope(|scope| {
         for _ in 0..jobs {
             scope.spawn(|| {

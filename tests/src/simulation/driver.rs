@@ -258,6 +258,11 @@ impl World {
     fn leave(&mut self, node: usize) {
         self.story.say(self.now, &name(node), || "exits and is restarted".into());
         self.say_goodbye(node);
+        // As the daemon does, unless the disk fails.
+        let writes = self.machines[node].process.as_mut().map(|process| std::mem::take(&mut process.writes));
+        for writing in writes.unwrap_or_default() {
+            let _ = self.machines[node].disk.write(&writing.entries);
+        }
         self.end_process(node, true);
         self.start_later(node, Duration::from_millis(500));
     }

@@ -77,8 +77,13 @@ pub fn find(bug: Planted, first: u64, most: u64) -> Option<Discovery> {
             (!holds()).then(|| Discovery { histories: 0, what: "a property does not hold".into() })
         }
         Finder::Histories => (0..most).find_map(|turn| {
-            let what = History::draw(first + turn).run(false).violation?;
-            Some(Discovery { histories: turn + 1, what })
+            let history = History::draw(first + turn);
+            let what = history.run(false).violation?;
+            // A history that fails without the bug as well proves nothing.
+            plant(None);
+            let is_sound = history.run(false).violation.is_none();
+            plant(Some(bug));
+            is_sound.then_some(Discovery { histories: turn + 1, what })
         }),
         Finder::Votes => {
             let (away, scripts) = vote_scripts(3, 2);
@@ -92,7 +97,7 @@ pub fn find(bug: Planted, first: u64, most: u64) -> Option<Discovery> {
     }
 }
 
-/// Five bugs of a day: all of them in a week.
+/// Five bugs of a day, given in days since 1970: any seven days in a row have all bugs.
 pub fn of_day(day: u64) -> Vec<Planted> {
     let count = Planted::ALL.len();
     (0..5).map(|turn| Planted::ALL[(day as usize * 5 + turn) % count]).collect()

@@ -1,15 +1,20 @@
-//! The simulation finds no violation in the current daemons, and finds each fault of release 0.1 that is reintroduced.
+//! The simulation finds no violation in the current daemons, and finds planted bugs.
 use common::planted::Planted;
 
 use super::*;
 
-/// Seeds of histories whose violation has no explanation yet.
-const UNEXPLAINED: [u64; 4] = [9, 14, 30, 33];
+/// Seeds of histories that showed bugs of the daemons: a member whose record of votes was lost never voted again, a failed
+/// assignment kept its members from returning, an exclusion was never learned, a recovery waited for an answer, requests
+/// were refused while their model came back, one epoch had two topologies, and a damaged file was not noticed.
+const FOUND: [u64; 24] = [
+    43, 46, 90, 116, 120, 142, 216, 365, 433, 459, 560, 580, 625, 630, 1019, 1092, 1406, 1649, 2181, 4076, 4199, 7023,
+    8543, 8595,
+];
 
 #[test]
-fn forty_histories_of_faults_violate_nothing() {
+fn histories_of_faults_violate_nothing() {
     let (mut whole, mut errors, mut decisions) = (0, 0, 0);
-    for seed in (0..44).filter(|seed| !UNEXPLAINED.contains(seed)) {
+    for seed in (0..44).chain(FOUND) {
         let history = History::draw(seed);
         assert!(history.faults.len() >= 20 && history.requests >= 50);
         let outcome = history.run(false);
@@ -77,7 +82,7 @@ fn bugs_that_properties_find_are_found() {
 
 #[test]
 fn planted_unreported_fault_is_found() {
-    check_found(Planted::UntoldFault, 60, "does not serve");
+    check_found(Planted::UntoldFault, 120, "does not serve");
 }
 
 #[test]
@@ -86,6 +91,8 @@ fn planted_serving_leader_is_found() {
 }
 
 #[test]
-fn planted_second_use_of_a_ballot_is_found() {
-    check_found(Planted::BallotTwice, 40_000, "two topologies");
+fn bugs_of_voters_are_found_by_scripts_of_votes() {
+    check_found(Planted::BallotTwice, 4_000, "two topologies");
+    check_found(Planted::OlderBallotAccepted, 400, "promised ballot");
+    check_found(Planted::AcceptedUntold, 400, "two topologies");
 }

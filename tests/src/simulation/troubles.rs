@@ -57,6 +57,9 @@ impl World {
         self.story.say(self.now, "FAULT", || format!("{trouble} [{state:?}]"));
         let ends = self.act(index, &trouble);
         self.calm = self.calm.max(self.now + ends);
+        if !trouble.kind.is_command() {
+            self.rough = self.rough.max(self.now + ends);
+        }
         if ends > Duration::ZERO {
             self.later(ends, Event::Mend(index));
         }
@@ -135,7 +138,7 @@ impl World {
         Duration::ZERO
     }
 
-    /// Operators give commands.
+    /// Gives the commands of operators; returns after what time later commands take them back.
     fn operate(&mut self, kind: TroubleKind, node: usize, lasts: Duration) -> Duration {
         let now = Duration::ZERO;
         match kind {
@@ -160,7 +163,7 @@ impl World {
         lasts
     }
 
-    /// Another topology on some of the members.
+    /// Draws another topology on some of the members.
     fn other_topology(&mut self) -> Topology {
         let members = self.desired.members.len();
         let layouts = ["tp2", "tp3", "tp4", "pp2", "pp3", "pp2-tp2", "dp2-tp2", "dp2"].map(topology);
@@ -188,9 +191,11 @@ impl World {
         self.machines[node].has_power = false;
         self.start_later(node, back);
         self.calm = self.calm.max(self.now + back);
+        self.rough = self.rough.max(self.now + back);
     }
 
     fn lose_records(&mut self, node: usize, kind: TroubleKind) {
+        self.told.lose_votes(node);
         match kind {
             TroubleKind::Wipe => self.machines[node].disk.wipe(),
             TroubleKind::Damage => {
@@ -198,11 +203,10 @@ impl World {
                 self.story.say(self.now, "FAULT", || damaged);
             }
             _ => {
-                let others: Vec<_> = self.machines.iter().enumerate().filter(|(other, _)| *other != node).collect();
-                let others = others
-                    .into_iter()
-                    .filter_map(|(other, machine)| Some((name(other), machine.disk.committed()?.epoch)));
-                let epochs: Vec<_> = others.collect();
+                let others = self.machines.iter().enumerate().filter(|(other, _)| *other != node);
+                let epochs: Vec<_> = others
+                    .filter_map(|(other, machine)| Some((name(other), machine.disk.committed()?.epoch)))
+                    .collect();
                 self.told.forget_votes(node);
                 let is_restored = self.machines[node].disk.restore(&epochs);
                 self.story.say(self.now, "FAULT", || format!("votes restored as well: {is_restored}"));
@@ -254,7 +258,7 @@ impl World {
         let trouble = self.faults[index].trouble.clone();
         let node = trouble.node;
         match trouble.kind {
-            TroubleKind::Stop => self.go_on(node),
+            TroubleKind::Stop => self.resume(node),
             TroubleKind::CutOneWay | TroubleKind::CutBothWays | TroubleKind::Isolate | TroubleKind::CutGateway => {
                 for (from, to) in self.directions(index) {
                     for arrival in self.network.set_cut(from, to, false, self.now) {
@@ -286,8 +290,8 @@ impl World {
         self.story.say(self.now, "fault", || format!("over: {trouble}"));
     }
 
-    /// A stopped daemon goes on with all that has arrived meanwhile.
-    fn go_on(&mut self, node: usize) {
+    /// Resumes a stopped daemon: it handles everything that has arrived in the meantime.
+    fn resume(&mut self, node: usize) {
         let Some(process) = &mut self.machines[node].process else { return };
         process.is_stopped = false;
         let end = End { node, life: process.life };

@@ -1,4 +1,4 @@
-//! How many rows of answers a step may have, speculative ones included.
+//! Rows of logits: how many of answers a step may have, speculative ones included, and which of prompts are due.
 use common::ids::Slot;
 use topology::layout::PIPELINE_ROWS;
 

@@ -1,8 +1,11 @@
 //! Invariants that hold at every event: one topology per epoch, at most one successor of each topology, promises are
 //! kept, and no node starts an epoch below one that it has seen.
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
-use common::ids::{Epoch, RequestId, TopologyHash};
+use common::ids::{Epoch, RequestId};
 use daemon::node::{BoundedSize, SessionId, quorum::majority};
 use protocol::{
     message::{Request, RequestBody, ResponseBody},
@@ -10,9 +13,12 @@ use protocol::{
 };
 use telemetry::NodeState;
 
-use crate::simulation::world::{World, name};
+use crate::simulation::world::{World, consoles::OPERATOR, name};
 
 type RunName = (Epoch, u64);
+
+/// Within this time after an exclusion and after the last fault, all members know of the exclusion.
+const TOLD: Duration = Duration::from_secs(8);
 
 fn name_of(committed: &Committed) -> RunName {
     (committed.epoch, committed.topology.hash().0)
@@ -21,12 +27,12 @@ fn name_of(committed: &Committed) -> RunName {
 /// What the checks have observed so far.
 #[derive(Debug, Default)]
 pub(crate) struct Told {
-    /// Topologies by epoch.
-    epochs: BTreeMap<Epoch, TopologyHash>,
     /// Votes in progress, by session and request.
     votes: BTreeMap<(u64, RequestId), Vote>,
     /// The highest ballot that a voter promised or accepted, by voter and base.
     promised: BTreeMap<(usize, RunName), Ballot>,
+    /// Voters that have lost their records.
+    forgetful: BTreeSet<usize>,
     /// Voters that accepted each (base, ballot, successor).
     accepted: BTreeMap<(RunName, Ballot, RunName), BTreeSet<usize>>,
     /// The chosen successor of each base.
@@ -35,13 +41,16 @@ pub(crate) struct Told {
     pub(crate) decisions: u32,
     /// The epoch that each node holds.
     held: BTreeMap<usize, Epoch>,
+    /// The latest epoch that a node held.
+    latest: Epoch,
     /// Requests that have ended, by session and request.
     ended: BTreeSet<(u64, RequestId)>,
 }
 
 impl Told {
-    pub(crate) fn begin(&mut self, committed: &Committed) {
-        self.epochs.insert(committed.epoch, committed.topology.hash());
+    /// A record of votes was lost.
+    pub(crate) fn lose_votes(&mut self, node: usize) {
+        self.forgetful.insert(node);
     }
 
     /// An older record of votes was restored.
@@ -61,12 +70,18 @@ impl World {
         self.violation.get_or_insert(what);
     }
 
-    /// Records a committed topology; no other topology may have its epoch.
+    /// No other node may hold another topology of the same epoch, if both nodes are members of both.
     pub(crate) fn check_committed(&mut self, node: usize, committed: &Committed) {
         let (epoch, hash) = committed.name();
-        let first = *self.told.epochs.entry(epoch).or_insert(hash);
-        if first != hash {
-            self.violate(format!("two topologies have epoch {epoch}: {first} and, at {}, {hash}", name(node)));
+        let has = |held: &Committed, node: usize| held.topology.members.iter().any(|one| one.name == name(node));
+        let mut others = self.machines.iter().enumerate().filter_map(|(other, machine)| {
+            let held = machine.process.as_ref().map_or(machine.disk.committed(), |process| process.node.committed())?;
+            let is_other = held.epoch == epoch && held.topology.hash() != hash;
+            (is_other && has(held, node) && has(committed, other)).then(|| (other, held.topology.hash()))
+        });
+        if let Some((other, theirs)) = others.next() {
+            let (one, two) = (name(node), name(other));
+            self.violate(format!("two topologies have epoch {epoch}: {hash} at {one}, {theirs} at {two}"));
         }
     }
 
@@ -84,6 +99,7 @@ impl World {
         }
         let Some(committed) = committed else { return };
         let before = self.told.held.insert(node, committed.epoch).unwrap_or_default();
+        self.told.latest = self.told.latest.max(committed.epoch);
         if before > committed.epoch {
             self.violate(format!("{} goes from epoch {before} back to {}", name(node), committed.epoch));
         }
@@ -110,7 +126,16 @@ impl World {
         let out = replica.iter().find(|member| process.node.exclusions().of(&member.name, &member.address).is_some());
         if let Some(member) = out {
             let member = member.name.clone();
-            self.violate(format!("{} starts a request with {member}, which is excluded", name(node)));
+            return self.violate(format!("{} starts a request with {member}, which is excluded", name(node)));
+        }
+        // A node that was away learns it from the others.
+        let missed = replica.iter().find(|member| {
+            let since = self.named(&member.name).and_then(|node| self.out.get(&node));
+            since.is_some_and(|since| self.now > self.rough.max(*since) + TOLD)
+        });
+        if let Some(member) = missed {
+            let member = member.name.clone();
+            self.violate(format!("{} starts a request with {member}, which an operator has excluded", name(node)));
         }
     }
 
@@ -118,12 +143,6 @@ impl World {
     pub(crate) fn check_step(&mut self, node: usize) {
         let Some(process) = &self.machines[node].process else { return };
         let Some(run) = &process.run else { return };
-        let replica = run.topology.replica(run.topology.place(run.member).replica);
-        let out = replica.iter().find(|member| self.named(&member.name).is_some_and(|node| self.out.contains(&node)));
-        if let Some(member) = out {
-            let member = member.name.clone();
-            return self.violate(format!("{} computes with {member}, which an operator has excluded", name(node)));
-        }
         let held = process.node.committed().map(Committed::name);
         // Until the new assignment is on disk, the previous engine continues.
         let is_right = if process.node.state() == NodeState::Connecting {
@@ -166,15 +185,17 @@ impl World {
         if synced.is_none_or(|votes| votes.promised < vote.ballot) {
             self.violate(format!("{} sent a promise that is not on its disk", name(node)));
         }
+        let voters = vote.base.topology.members.len()
+            + usize::from(vote.witness.is_some() && vote.base.topology.members.len() == 2);
         let ballot = vote.ballot;
         let before = *self.told.promised.entry((node, base)).or_insert(ballot);
         self.told.promised.insert((node, base), before.max(ballot));
-        if before > ballot {
+        // Any two majorities of an even number of voters have two voters in common: one of them may forget.
+        let may_forget = self.told.forgetful.contains(&node) && (voters == 1 || voters.is_multiple_of(2));
+        if before > ballot && !may_forget {
             self.violate(format!("{} promised ballot {before:?} and now takes part in {ballot:?}", name(node)));
         }
         let Some(next) = value else { return };
-        let voters = vote.base.topology.members.len()
-            + usize::from(vote.witness.is_some() && vote.base.topology.members.len() == 2);
         let by = self.told.accepted.entry((base, ballot, name_of(&next))).or_default();
         by.insert(node);
         let is_chosen = by.len() >= majority(voters);
@@ -189,16 +210,27 @@ impl World {
         let count = self.told.chosen.len();
         let first = *self.told.chosen.entry(base).or_insert_with(|| name_of(&next));
         self.told.decisions += u32::from(self.told.chosen.len() > count);
-        if first != name_of(&next) {
+        let mut held = self.machines.iter().filter_map(|machine| machine.process.as_ref()?.node.committed());
+        let is_held = held.any(|held| name_of(held) == first);
+        if first != name_of(&next) && voters == 1 && self.told.forgetful.contains(&node) && !is_held {
+            // The only voter lost a decision that no node had learned.
+            self.told.chosen.insert(base, name_of(&next));
+        } else if first != name_of(&next) {
             let (one, two) = (first, name_of(&next));
             self.violate(format!("two topologies follow epoch {}: {one:?} and {two:?}", base.0));
         }
     }
 
-    /// Members of the latest topology that do not serve it, each with its state.
+    /// Members of the latest topology that do not serve it, each with its state. If an operator and a vote have chosen
+    /// the same epoch on different members, one of the two topologies serves.
     pub(crate) fn away(&self) -> Vec<String> {
-        let held = self.machines.iter().filter_map(|machine| machine.process.as_ref()?.node.committed());
-        let Some(latest) = held.max_by_key(|committed| committed.epoch) else { return Vec::new() };
+        let held = || self.machines.iter().filter_map(|machine| machine.process.as_ref()?.node.committed());
+        let latest = held().map(|committed| committed.epoch).max();
+        let all = held().filter(|committed| Some(committed.epoch) == latest).map(|committed| self.away_of(committed));
+        all.min_by_key(Vec::len).unwrap_or_default()
+    }
+
+    fn away_of(&self, latest: &Committed) -> Vec<String> {
         let mut away = Vec::new();
         for member in &latest.topology.members {
             let node = self.named(&member.name).and_then(|node| self.machines[node].process.as_ref());
@@ -217,11 +249,32 @@ impl World {
         away
     }
 
+    /// Whether a member of the desired topology cannot find the others, nor they find it: it has another address than
+    /// their topologies say, and so have they in its topology, or it holds none. Only an operator knows both addresses.
+    pub(crate) fn is_out_of_sight(&self) -> bool {
+        let lists = |holder: usize, other: usize| {
+            let held = self.machines[holder].process.as_ref().and_then(|process| process.node.committed());
+            let mut all = held.into_iter().flat_map(|one| one.topology.members.iter().chain(&one.desired().members));
+            all.any(|one| one.name == name(other) && one.address == self.address(other))
+        };
+        (0..self.desired.members.len()).any(|node| {
+            (0..self.machines.len())
+                .filter(|other| *other != node)
+                .all(|other| !lists(other, node) && !lists(node, other))
+        })
+    }
+
+    /// Whether no node holds the latest topology any longer: all its members have lost their records.
+    pub(crate) fn is_forgotten(&self) -> bool {
+        let held = self.machines.iter().filter_map(|machine| machine.process.as_ref()?.node.committed());
+        held.map(|held| held.epoch).max() < Some(self.told.latest)
+    }
+
     /// Whether the latest topology is the one that an operator asked for, or a node is excluded.
     pub(crate) fn is_desired(&self) -> bool {
         let nodes = || self.machines.iter().filter_map(|machine| Some(&machine.process.as_ref()?.node));
         let latest = nodes().filter_map(|node| node.committed()).max_by_key(|committed| committed.epoch);
-        let is_excluded = nodes().any(|node| node.exclusions().out().any(|entry| entry.by == "op@console"));
+        let is_excluded = nodes().any(|node| node.exclusions().out().any(|entry| entry.by == OPERATOR));
         is_excluded || latest.is_none_or(|latest| latest.desired.is_none())
     }
 

@@ -59,6 +59,8 @@ enum ConsoleStage {
     Prepare,
     Commit,
     Abort,
+    /// Orders that need no second phase.
+    Order,
     TakeBack,
     Over,
 }
@@ -69,7 +71,7 @@ impl ConsoleStage {
         Duration::from_secs(match self {
             Self::Look | Self::Spread | Self::TakeBack => 5,
             Self::Prepare => 120,
-            Self::Commit => 30,
+            Self::Commit | Self::Order => 30,
             Self::Abort | Self::Over => 2,
         })
     }
@@ -93,6 +95,8 @@ pub(crate) struct Console {
     next: Option<Committed>,
 }
 
+/// The operator of all consoles.
+pub(crate) const OPERATOR: &str = "op@console";
 /// Pause before a command is repeated.
 const AGAIN: Duration = Duration::from_secs(1);
 
@@ -107,7 +111,8 @@ impl World {
         }
         let index = self.consoles.len();
         self.story.say(self.now, "operator", || told(&command));
-        if let Command::Include(node) = &command {
+        // Both are one command of the console.
+        if let Command::Include(node) | Command::Uncordon(node) = &command {
             self.out.remove(node);
         }
         self.consoles.push(Console {
@@ -144,6 +149,12 @@ impl World {
                 .any(|process| process.node.rolling().is_some_and(Rolling::is_running))
     }
 
+    /// Whether an operator is assigning another topology, whose model may differ.
+    pub(crate) fn is_assigning(&self) -> bool {
+        let mut open = self.consoles.iter().filter(|console| console.stage != ConsoleStage::Over);
+        open.any(|console| matches!(console.command, Command::Assign(_)))
+    }
+
     fn console_asks(&mut self, index: usize, stage: ConsoleStage, asks: Vec<(usize, RequestBody)>) {
         let own = self.gateway_end() + 1 + index;
         let console = &mut self.consoles[index];
@@ -173,7 +184,7 @@ impl World {
                 );
             self.later(delay, Event::ConsoleGone(index));
         }
-        self.console_goes_on(index);
+        self.console_continues(index);
     }
 
     pub(crate) fn console_gone(&mut self, index: usize) {
@@ -190,7 +201,7 @@ impl World {
                 let kind = FaultKind::Timeout { what: "an answer".into(), seconds: 5 };
                 console.answers.insert(node, Err(Fault::new(name(node), kind)));
             }
-            self.console_goes_on(index);
+            self.console_continues(index);
         }
     }
 
@@ -218,11 +229,11 @@ impl World {
         console.waiting.retain(|waiting| *waiting != node);
         if console.waiting.len() < count {
             console.answers.insert(node, answer);
-            self.console_goes_on(index);
+            self.console_continues(index);
         }
     }
 
-    fn console_goes_on(&mut self, index: usize) {
+    fn console_continues(&mut self, index: usize) {
         let console = &mut self.consoles[index];
         let has_failed = console.answers.values().any(Result::is_err);
         // One failure ends an assignment, as in `assign`; the commits of all are awaited.
@@ -245,7 +256,9 @@ impl World {
                 self.console_succeeds(index);
             }
             ConsoleStage::Abort => self.console_takes_back(index),
-            ConsoleStage::TakeBack => self.console_fails(index),
+            // One node that stores it is enough: it tells the others.
+            ConsoleStage::Order if console.answers.values().any(Result::is_ok) => self.console_succeeds(index),
+            ConsoleStage::Order | ConsoleStage::TakeBack => self.console_fails(index),
             ConsoleStage::Over => {}
         }
     }
@@ -269,7 +282,7 @@ impl World {
                     return self.console_fails(index);
                 }
                 console.before = console.exclusions.0.iter().find(|entry| entry.node == name(node)).cloned();
-                let (reason, by) = (is_out.then(|| "an operator says so".to_owned()), "op@console".to_owned());
+                let (reason, by) = (is_out.then(|| "an operator says so".to_owned()), OPERATOR.to_owned());
                 console.exclusions.put(Exclusion {
                     node: name(node),
                     address,
@@ -344,10 +357,14 @@ impl World {
             .iter()
             .map(|member| console.reports.values().find(|report| report.name == member.name))
             .collect();
-        let epoch = members.iter().flatten().map(|report| report.epoch).max().unwrap_or_default().next();
+        // As in the console: an exclusion or inclusion looks at all nodes, an assignment at its members.
+        let is_assignment = matches!(console.command, Command::Assign(_));
+        let others = console.reports.values().filter(|_| !is_assignment);
+        let epochs = members.iter().flatten().copied().chain(others).map(|report| report.epoch);
+        let epoch = epochs.max().unwrap_or_default().next();
         // As `assignment::content` does, before anything is prepared.
-        let has_content = topology.members.iter().filter_map(|member| self.named(&member.name));
-        let has_content = has_content.into_iter().all(|node| !self.machines[node].has_other_file);
+        let mut nodes = topology.members.iter().filter_map(|member| self.named(&member.name));
+        let has_content = nodes.all(|node| !self.machines[node].has_other_file);
         let is_complete = has_content && members.iter().all(Option::is_some);
         self.consoles[index].next = Some(Committed { epoch, topology, desired });
         if is_complete { self.console_assigns(index, ConsoleStage::Prepare) } else { self.console_takes_back(index) }
@@ -385,7 +402,7 @@ impl World {
         let Some((node, ..)) = console.command.subject().filter(|_| !console.command.is_repeated()) else {
             return self.console_fails(index);
         };
-        let by = "op@console".to_owned();
+        let by = OPERATOR.to_owned();
         let none =
             Exclusion { node: name(node), address: String::new(), reason: None, by, revision: 0, is_cordon: false };
         let before = console.before.clone().unwrap_or(none);
@@ -401,19 +418,19 @@ impl World {
         let mut held = console.reports.values().filter_map(|report| report.topology.as_ref());
         let Some((topology, ..)) = held.next_back() else { return self.console_succeeds(index) };
         let targets = topology.members.iter().map(|member| (member.name.clone(), member.address.clone())).collect();
-        let by = "op@console".into();
+        let by = OPERATOR.into();
         let rolling = Rolling { targets, done: 0, before: None, phase: Phase::Runs, drain_ms: 4_000, by, revision };
         let asks = console.reports.keys().map(|node| {
             let ask = RecoveryAsk::Rolling(rolling.clone());
             (*node, RequestBody::Recovery(Box::new(ask)))
         });
         let asks = asks.collect();
-        self.console_asks(index, ConsoleStage::Commit, asks);
+        self.console_asks(index, ConsoleStage::Order, asks);
     }
 
     fn console_succeeds(&mut self, index: usize) {
         if let Command::Exclude(node) = self.consoles[index].command {
-            self.out.insert(node);
+            self.out.insert(node, self.now);
         }
         self.console_ends(index);
     }

@@ -287,7 +287,8 @@ impl World {
         let waited = self.now - self.asked[index].accepted;
         let now = self.instant();
         let latest = self.machines.iter().filter_map(|machine| Some(machine.disk.committed()?.epoch)).max();
-        let is_expected = self.expects.is_some_and(|(epoch, until)| Some(epoch) == latest && self.now < until);
+        let is_expected = self.expects.is_some_and(|(epoch, until)| Some(epoch) == latest && self.now < until)
+            && !self.is_assigning();
         let model = self.asked[index].ticket.as_ref().map(|(.., claim)| claim.model);
         let groups = model.map_or_else(Vec::new, |model| self.gateway.groups.of(&model));
         let is_known = is_expected || groups.iter().any(|group| group.has_served_lately(now));

@@ -96,5 +96,6 @@ impl World {
         self.end_process(node, true);
         self.start_later(node, back);
         self.calm = self.calm.max(self.now + back);
+        self.rough = self.rough.max(self.now + back);
     }
 }

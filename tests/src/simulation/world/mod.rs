@@ -9,7 +9,7 @@ pub(super) mod votes;
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeSet, BinaryHeap},
+    collections::{BTreeMap, BinaryHeap},
     time::Duration,
 };
 
@@ -170,6 +170,8 @@ pub(crate) struct World {
     pub(crate) hosts: Vec<usize>,
     /// End of the latest fault.
     pub(crate) calm: Duration,
+    /// End of the latest fault of a machine or of the network.
+    pub(crate) rough: Duration,
     pub(crate) asked: Vec<Asked>,
     pub(crate) gateway: Gateway,
     /// The epoch that a restarted gateway expects back, and until when.
@@ -180,7 +182,7 @@ pub(crate) struct World {
     /// Number of commands that operators are about to give.
     pub(crate) commands_due: usize,
     /// Nodes that operators have excluded.
-    pub(crate) out: BTreeSet<usize>,
+    pub(crate) out: BTreeMap<usize, Duration>,
     pub(crate) runs: u64,
     exclude_after: Duration,
     witness: Option<String>,
@@ -238,13 +240,14 @@ impl World {
             coverage: Coverage::default(),
             hosts: (0..machines.len()).collect(),
             calm: Duration::ZERO,
+            rough: Duration::ZERO,
             asked: Vec::new(),
             gateway: Gateway::new(),
             expects: None,
             desired: committed.topology.clone(),
             consoles: Vec::new(),
             commands_due: 0,
-            out: BTreeSet::new(),
+            out: BTreeMap::new(),
             runs: 0,
             exclude_after,
             witness: witness.then(|| address(members)),
@@ -253,7 +256,6 @@ impl World {
             script: None,
             machines,
         };
-        world.told.begin(committed);
         (0..world.machines.len()).for_each(|node| world.start_later(node, Duration::ZERO));
         world.later(Duration::ZERO, Event::Reports);
         world

@@ -25,7 +25,7 @@ use crate::simulation::{
 };
 
 /// Deadline for all links of an assignment, as in the daemon.
-const LINKS: Duration = Duration::from_secs(15);
+const LINKS: Duration = Duration::from_secs(10);
 /// A dial without an answer fails after this.
 const DIAL: Duration = Duration::from_secs(5);
 /// Interval at which a step that cannot be computed is tried again.
