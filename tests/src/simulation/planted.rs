@@ -1,6 +1,6 @@
 //! How each planted bug is found: by histories, by scripts of votes, or by a property of one part that is checked here.
 //! `simulate_cluster --planted` prints after how many histories.
-use std::time::Duration;
+use std::{iter, time::Duration};
 
 use common::{
     ids::{Epoch, MemberIndex, Rank, RequestId, TopologyHash},
@@ -11,6 +11,7 @@ use daemon::node::{
     Event, Node, SessionId,
     driver::state::StateLock,
     machine::{NodeInit, Patience, QUEUE_MAX},
+    steward::{PAUSE_MAX, longer_pause},
 };
 use engine::{head::admission::refusal, plan::Limits};
 use protocol::{
@@ -40,6 +41,7 @@ fn finder(bug: Planted) -> Finder {
         Planted::LeaseForever => Finder::Property(lease_ends),
         Planted::AnyLinkAccepted => Finder::Property(other_link_is_refused),
         Planted::QueueUnbounded => Finder::Property(queue_is_bounded),
+        Planted::PauseUnbounded => Finder::Property(pause_is_bounded),
         _ => Finder::Histories,
     }
 }
@@ -172,6 +174,11 @@ fn other_link_is_refused() -> bool {
 }
 
 /// A head takes no more requests than its queue has places.
+fn pause_is_bounded() -> bool {
+    let pauses = iter::successors(Some(Duration::from_millis(500)), |pause| Some(longer_pause(*pause)));
+    pauses.take(20).all(|pause| pause <= PAUSE_MAX)
+}
+
 fn queue_is_bounded() -> bool {
     let (mut node, hash) = (prepared(), topology("tp2").hash());
     let ask = |id, body| Event::Request {

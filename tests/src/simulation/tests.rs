@@ -75,6 +75,7 @@ fn bugs_that_properties_find_are_found() {
         Planted::LeaseForever,
         Planted::AnyLinkAccepted,
         Planted::QueueUnbounded,
+        Planted::PauseUnbounded,
     ] {
         check_found(bug, 0, "property");
     }

@@ -16,6 +16,8 @@ use super::{
     ANSWER, Doing, Question, Reply, Steward, StewardAsk, View, learn::still_excludes, shape::exclusions, unexpected,
 };
 
+/// Longest pause between two attempts to bring a topology back.
+pub const PAUSE_MAX: Duration = Duration::from_secs(8);
 /// Longest time without progress of a load.
 const PREPARE: Duration = Duration::from_secs(60);
 /// Deadline for opening the links.
@@ -121,4 +123,9 @@ impl Steward {
             }
         }
     }
+}
+
+/// The pause after one more failed attempt.
+pub fn longer_pause(pause: Duration) -> Duration {
+    (pause * 2).min(if is_planted(Planted::PauseUnbounded) { 15 * PAUSE_MAX } else { PAUSE_MAX })
 }

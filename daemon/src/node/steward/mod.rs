@@ -19,7 +19,6 @@ use std::{collections::BTreeMap, time::Duration};
 use common::{
     fault::{Fault, FaultKind},
     ids::MemberIndex,
-    planted::{Planted, is_planted},
 };
 use protocol::{
     message::{RequestBody, ResponseBody},
@@ -32,6 +31,7 @@ use topology::Member;
 pub(in crate::node) use self::propose::with_shares;
 pub use self::{
     ask::{Question, Reply, StewardAsk},
+    bring::{PAUSE_MAX, longer_pause},
     decide::{Decision, Rules, decide},
 };
 use self::{
@@ -59,7 +59,6 @@ const RETAKE: Duration = Duration::from_secs(1);
 const TEACH: Duration = Duration::from_secs(4);
 /// Pause after a failed attempt; doubles up to a maximum.
 const PAUSE: Duration = Duration::from_millis(500);
-const PAUSE_MAX: Duration = Duration::from_secs(8);
 /// Deadline of an answer; the node may have to sync its disk first.
 pub const ANSWER: Duration = Duration::from_secs(3);
 
@@ -471,7 +470,7 @@ impl Steward {
             Err(fault) => {
                 tracing::warn!("cannot bring the topology back yet: {fault}");
                 self.next = self.now + self.pause;
-                self.pause = (self.pause * 2).min(if is_planted(Planted::PauseUnbounded) { LONG } else { PAUSE_MAX });
+                self.pause = longer_pause(self.pause);
             }
         }
     }

@@ -98,7 +98,7 @@ pub(crate) struct Asked {
     /// The model that has begun it.
     model: Option<ModelRoots>,
     attempt: Option<Attempt>,
-    /// Its place in the queue, since when, and its claim.
+    /// Its place in the queue, until when it waits for a replica that serves, and its claim.
     ticket: Option<(u64, Instant, Claim)>,
     /// Why the latest attempt failed.
     why: Option<Fault>,
@@ -326,19 +326,20 @@ impl World {
         let is_cordoned = !cordons.is_empty() && replicas.iter().all(|replica| !replica.is_serving);
         let is_expected = of.iter().any(|group| group.has_served_lately(now));
         let is_resumed = asked.so_far.waits_since().is_some();
-        let (number, entered, claim) = match &asked.ticket {
-            Some((number, entered, claim)) if claim.model == roots => (*number, *entered, *claim),
+        let (number, patience, claim) = match &asked.ticket {
+            Some((number, patience, claim)) if claim.model == roots => (*number, *patience, *claim),
             _ => {
                 self.leave_queue(index);
                 let claim = Claim { model: roots, prefix: self.asked[index].seed % 7, deadline, is_resumed };
                 self.gateway.tickets += 1;
                 let number = self.gateway.tickets;
                 self.gateway.queues.enter(number, &claim, &replicas, QUEUE)?;
-                self.asked[index].ticket = Some((number, now, claim));
-                (number, now, claim)
+                // As in the daemon, what is known when it enters decides how long it waits.
+                let patience = claim.patience(is_expected, now);
+                self.asked[index].ticket = Some((number, patience, claim));
+                (number, patience, claim)
             }
         };
-        let patience = claim.patience(is_expected, entered);
         match self.gateway.queues.take(number, &claim, &replicas, now) {
             RoutingDecision::To(head) => {
                 self.leave_queue(index);
