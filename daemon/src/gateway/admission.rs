@@ -118,8 +118,8 @@ impl Admission {
     /// No slot is free, and none will be in time.
     pub(super) async fn admit(self: &Arc<Self>, claim: Claim) -> Result<ReplicaSlot, Refused> {
         let ticket = self.enter(&claim)?;
-        let served_lately = self.cluster.model_of(&claim.model).is_some_and(|served| served.has_served_lately());
-        let patience = claim.patience(self.recovers && served_lately, Instant::now());
+        let entered = Instant::now();
+        let mut patience = entered;
         loop {
             let mut moved = std::pin::pin!(self.moved.notified());
             let mut changed = std::pin::pin!(self.cluster.changed.notified());
@@ -127,6 +127,8 @@ impl Admission {
             moved.as_mut().enable();
             changed.as_mut().enable();
             let served = self.cluster.model_of(&claim.model).ok_or(Refused::Gone)?;
+            // Once the model is expected back, the request waits for it.
+            patience = patience.max(claim.patience(self.recovers && served.has_served_lately(), entered));
             let way = self.state().take(ticket.number, &claim, &served.replicas, Instant::now());
             match way {
                 RoutingDecision::To(head) => {

@@ -327,19 +327,20 @@ impl World {
         let is_expected = of.iter().any(|group| group.has_served_lately(now));
         let is_resumed = asked.so_far.waits_since().is_some();
         let (number, patience, claim) = match &asked.ticket {
-            Some((number, patience, claim)) if claim.model == roots => (*number, *patience, *claim),
+            // Once the model is expected back, the request waits for it.
+            Some((number, patience, claim)) if claim.model == roots => {
+                (*number, if is_expected { claim.deadline } else { *patience }, *claim)
+            }
             _ => {
                 self.leave_queue(index);
                 let claim = Claim { model: roots, prefix: self.asked[index].seed % 7, deadline, is_resumed };
                 self.gateway.tickets += 1;
                 let number = self.gateway.tickets;
                 self.gateway.queues.enter(number, &claim, &replicas, QUEUE)?;
-                // As in the daemon, what is known when it enters decides how long it waits.
-                let patience = claim.patience(is_expected, now);
-                self.asked[index].ticket = Some((number, patience, claim));
-                (number, patience, claim)
+                (number, claim.patience(is_expected, now), claim)
             }
         };
+        self.asked[index].ticket = Some((number, patience, claim));
         match self.gateway.queues.take(number, &claim, &replicas, now) {
             RoutingDecision::To(head) => {
                 self.leave_queue(index);
