@@ -75,7 +75,7 @@ impl Acceptor {
         if let Some(forgot) = self.forgot {
             let reason = match forgot {
                 VoteGap::UpTo(epoch) if epoch < vote.base.epoch => None,
-                // A single voter: no other node had learned a decision of it when it recalled the base.
+                // A single voter: other nodes that had learned a decision of it would hold a later topology than the base.
                 VoteGap::UpTo(epoch) if epoch == vote.base.epoch && electorate(vote) == 1 => None,
                 // Any two majorities of an even number of voters have two voters in common: one of them may forget.
                 _ if electorate(vote).is_multiple_of(2) => None,

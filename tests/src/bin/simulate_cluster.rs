@@ -61,6 +61,7 @@ struct Sums {
     whole: usize,
     errors: usize,
     decisions: u32,
+    left: usize,
     failed: Vec<u64>,
     slowest: Duration,
     coverage: Coverage,
@@ -73,6 +74,7 @@ impl Sums {
         self.whole += other.whole;
         self.errors += other.errors;
         self.decisions += other.decisions;
+        self.left += other.left;
         self.failed.extend(other.failed);
         self.slowest = self.slowest.max(other.slowest);
         self.coverage.add(&other.coverage);
@@ -102,6 +104,7 @@ fn work(seeds: &AtomicU64, end: u64, draw: Draw) -> Sums {
             whole: outcome.whole,
             errors: outcome.errors,
             decisions: outcome.decisions,
+            left: usize::from(outcome.is_left),
             failed,
             slowest: outcome.recovery,
             coverage: outcome.coverage,
@@ -131,7 +134,7 @@ fn run(arguments: &Arguments, count: u64, draw: Draw) -> Sums {
 fn report(what: &str, sums: &Sums, began: Instant) {
     println!(
         "{} {what} in {:.0} s: {} violations; {} faults, {} requests complete, {} failed, {} votes decided, slowest \
-         recovery {:.1} s",
+         recovery {:.1} s, {} left to an operator",
         sums.count,
         began.elapsed().as_secs_f64(),
         sums.failed.len(),
@@ -139,7 +142,8 @@ fn report(what: &str, sums: &Sums, began: Instant) {
         sums.whole,
         sums.errors,
         sums.decisions,
-        sums.slowest.as_secs_f64()
+        sums.slowest.as_secs_f64(),
+        sums.left
     );
     if !sums.failed.is_empty() {
         println!("failing seeds: {:?}", sums.failed);

@@ -99,6 +99,9 @@ pub struct HistoryOutcome {
     pub errors: usize,
     /// Number of decided votes.
     pub decisions: u32,
+    /// Whether only an operator can bring the desired topology back: a member has an address that no other one knows, or
+    /// the last copy of the topology is lost.
+    pub is_left: bool,
     /// The faults, by kind and state of the cluster.
     pub coverage: Coverage,
     /// Lines of the story.
@@ -249,7 +252,7 @@ impl World {
             if self.is_draining() || self.operators_are_busy() {
                 self.calm = self.calm.max(self.now);
                 if self.now > end && self.is_out_of_sight() {
-                    return Duration::ZERO;
+                    return self.leave_to_operators();
                 }
                 if self.now > end {
                     self.violate(format!("a command of an operator has not ended after {} s", COMMANDS.as_secs()));
@@ -264,13 +267,19 @@ impl World {
                 return took;
             }
             if took > within && (self.is_out_of_sight() || self.is_forgotten()) {
-                return took;
+                return self.leave_to_operators();
             }
             if took > within {
                 let (seconds, away) = (within.as_secs(), away.join(", "));
                 self.violate(format!("it does not serve {seconds} s after the last fault: {away}"));
             }
         }
+    }
+
+    /// Ends a wait for what only an operator can settle; there is no time of recovery.
+    fn leave_to_operators(&mut self) -> Duration {
+        self.is_left = true;
+        Duration::ZERO
     }
 
     /// Waits until the topology that an operator asked for serves again.
@@ -283,6 +292,7 @@ impl World {
                 end = self.now + RETURN;
             }
             if self.now > end && self.is_out_of_sight() {
+                self.leave_to_operators();
                 return;
             }
             if self.now > end {
@@ -304,6 +314,7 @@ impl World {
             whole,
             errors,
             decisions,
+            is_left: self.is_left,
             coverage: self.coverage,
             story: self.story.lines().to_vec(),
         }

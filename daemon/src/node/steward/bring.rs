@@ -13,7 +13,7 @@ use protocol::{
 };
 
 use super::{
-    ANSWER, Doing, Question, Reply, Steward, StewardAsk, View, learn::still_excludes, shape::exclusions, unexpected,
+    ANSWER, Doing, Question, Reply, Steward, StewardAsk, View, learn::still_excludes, unexpected, view::exclusions,
 };
 
 /// Longest pause between two attempts to bring a topology back.
@@ -50,7 +50,7 @@ impl Steward {
     /// Starts to bring up a topology on a unit: all members of a replica, or all members.
     pub(super) fn bring(&mut self, base: Committed, views: &[View], unit: &[MemberIndex]) -> Vec<StewardAsk> {
         // A member of another replica that cannot store the list must not keep this one from serving.
-        let list = exclusions(views.iter());
+        let list = exclusions(views.iter().filter_map(|view| view.standing.as_ref()));
         let mut members = unit.iter().map(|member| &views[member.index()]);
         let behind = members.find(|view| view.standing.as_ref().is_some_and(|one| still_excludes(one, &base, &list)));
         if let Some(behind) = behind {

@@ -8,9 +8,9 @@ use common::{
 };
 use protocol::recovery::Committed;
 use telemetry::NodeState;
-use topology::{Exclusions, Role};
+use topology::Role;
 
-use super::view::AWAY;
+use super::view::{AWAY, exclusions};
 use crate::node::quorum::majority;
 use crate::node::steward::view::View;
 
@@ -67,10 +67,7 @@ pub fn decide(own: MemberIndex, base: &Committed, views: &[View], rules: &Rules)
     if standings().any(|standing| standing.unloaded == Some(base.name())) {
         return Decision::Forget;
     }
-    let mut exclusions = Exclusions::default();
-    for standing in standings() {
-        exclusions.merge(&standing.exclusions);
-    }
+    let exclusions = exclusions(standings());
     let out = |index: usize| {
         let member = &base.topology.members[index];
         exclusions.of(&member.name, &member.address).filter(|entry| !entry.is_cordon)

@@ -6,7 +6,7 @@ use protocol::{
 };
 use topology::{Exclusions, Member};
 
-use super::{ANSWER, Doing, Look, Steward, StewardAsk, View};
+use super::{ANSWER, Doing, Look, Steward, StewardAsk, View, view::exclusions};
 use crate::node::quorum::majority;
 
 impl Steward {
@@ -55,10 +55,7 @@ impl Steward {
     /// A node that has missed an exclusion or an inclusion of a member, present or absent, and the list of exclusions
     /// that all lists together give. Every other time only, because the node may be unable to store the list.
     fn behind(&mut self, look: &Look) -> Option<(String, Exclusions)> {
-        let mut list = Exclusions::default();
-        look.answers.values().for_each(|one| {
-            list.merge(&one.exclusions);
-        });
+        let list = exclusions(look.answers.values());
         let members: Vec<&Member> = look.base.topology.members.iter().chain(&look.base.desired().members).collect();
         let entry =
             |list: &Exclusions, member: &Member| list.of(&member.name, &member.address).map(|one| one.is_cordon);

@@ -10,9 +10,11 @@ use protocol::{
     message::{Prepare, Previous, RequestBody, ResponseBody},
     recovery::{Ballot, Committed, RecoveryAnswer, RecoveryAsk, Vote, VoteReply},
 };
-use topology::{Exclusions, Member, Topology};
+use topology::{Member, Topology};
 
-use super::{ANSWER, Doing, Question, Reply, Steward, StewardAsk, View, change::TopologyChange, unexpected};
+use super::{
+    ANSWER, Doing, Question, Reply, Steward, StewardAsk, View, change::TopologyChange, unexpected, view::exclusions,
+};
 use crate::node::{
     quorum::{Electorate, Proposer, Step},
     steward::breaker::BY_ITSELF,
@@ -303,10 +305,7 @@ impl Steward {
         let names: Vec<&str> = next.topology.members.iter().map(|member| member.name.as_str()).collect();
         let layout = next.topology.layout;
         tracing::warn!("epoch {} follows epoch {}: {layout} on {}", next.epoch, base.epoch, names.join(", "));
-        let mut list = Exclusions::default();
-        for standing in views.iter().filter_map(|view| view.standing.as_ref()) {
-            list.merge(&standing.exclusions);
-        }
+        let mut list = exclusions(views.iter().filter_map(|view| view.standing.as_ref()));
         let by = format!("{} {BY_ITSELF}", self.settings.name);
         let answering = views.iter().filter(|view| view.standing.is_some());
         let mut told: Vec<String> = answering.map(|view| view.address.clone()).collect();

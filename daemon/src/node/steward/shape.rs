@@ -16,8 +16,8 @@ use super::{
     Look, PAUSE_MAX, SETTLE, Steward, StewardAsk, View,
     change::{Joins, TopologyChange},
     propose::{Proposal, stays},
+    view::{AWAY, exclusions},
 };
-use crate::node::steward::view::AWAY;
 use crate::node::steward::{balance::rebalanced, breaker::BY_ITSELF};
 
 /// Pause after a rebalance; doubles up to the maximum while rebalances follow each other closely.
@@ -41,7 +41,7 @@ impl Steward {
             self.back = None;
             return Vec::new();
         }
-        let list = exclusions(views.iter().chain(&found));
+        let list = exclusions(views.iter().chain(&found).filter_map(|view| view.standing.as_ref()));
         let back: Vec<(&Member, &View)> =
             others.iter().zip(&found).filter(|(member, view)| is_back(member, view, &list)).collect();
         // A member that left for its restart is idle until it gets the order to restart.
@@ -145,14 +145,6 @@ impl Steward {
 /// ballot settles that.
 fn is_at_rest(view: &View, base: &Committed) -> bool {
     view.serves() && view.standing.as_ref().is_some_and(|one| one.committed.as_ref() == Some(base))
-}
-
-pub(super) fn exclusions<'a>(views: impl Iterator<Item = &'a View>) -> Exclusions {
-    let mut list = Exclusions::default();
-    views.filter_map(|view| view.standing.as_ref()).for_each(|one| {
-        list.merge(&one.exclusions);
-    });
-    list
 }
 
 /// Whether a member can rejoin: it is idle, holds no topology, and is excluded neither by an operator nor as a straggler.

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use protocol::recovery::Standing;
 use telemetry::NodeState;
-use topology::Rolling;
+use topology::{Exclusions, Rolling};
 
 /// The latest observation of a member.
 #[derive(Clone, Debug)]
@@ -50,3 +50,12 @@ impl View {
 /// Prefix of the reason with which nodes exclude a member that does not answer. Such an exclusion ends when the member
 /// is back.
 pub(super) const AWAY: &str = "did not answer for";
+
+/// The exclusions that the lists of these nodes give together.
+pub(super) fn exclusions<'a>(standings: impl Iterator<Item = &'a Standing>) -> Exclusions {
+    let mut list = Exclusions::default();
+    standings.for_each(|one| {
+        list.merge(&one.exclusions);
+    });
+    list
+}

@@ -139,7 +139,6 @@ fn wiped_voter_recalls_then_votes_on_later_topologies() {
 fn node_notes_the_epoch_of_a_topology_that_it_is_asked_to_bring_back() {
     let mut lost = of("pi1", None);
     again(&mut lost, CONSOLE, 4, topology(2));
-    recover(&mut lost, RecoveryAsk::TakeOver);
     ask(&mut lost, CONSOLE, 7, RequestBody::Abort { epoch: Epoch(4), hash: topology(2).hash() });
     assert_eq!((lost.state(), lost.epoch()), (NodeState::Idle, Epoch(4)), "an operator's next epoch is above it");
 }

@@ -187,6 +187,8 @@ pub(crate) struct World {
     exclude_after: Duration,
     witness: Option<String>,
     pub(crate) told: Told,
+    /// Whether the history ended in what only an operator can settle.
+    pub(crate) is_left: bool,
     pub(crate) violation: Option<String>,
     pub(crate) script: Option<VoteScript>,
 }
@@ -252,6 +254,7 @@ impl World {
             exclude_after,
             witness: witness.then(|| address(members)),
             told: Told::default(),
+            is_left: false,
             violation: None,
             script: None,
             machines,

@@ -284,8 +284,8 @@ fn checksum(text: &str) -> String {
 
 /// Whether the text of a file fits its checksum. A file of release 0.1 has none.
 fn is_intact(text: &str) -> bool {
-    let Some(start) = text.rfind(CHECKSUM) else { return true };
-    text[start..] == checksum(&text[..start])
+    let start = text.trim_end_matches('\n').rfind('\n').map_or(0, |end| end + 1);
+    !text[start..].starts_with(CHECKSUM) || text[start..] == checksum(&text[..start])
 }
 
 /// Whether the neighbours can be dialled.
