@@ -73,12 +73,13 @@ impl Acceptor {
             return (VoteReply::Behind(Box::new(own.base.clone())), false);
         }
         if let Some(forgot) = self.forgot {
+            let voters = voters(vote.base.topology.members.len(), vote.witness.is_some());
             let reason = match forgot {
                 VoteGap::UpTo(epoch) if epoch < vote.base.epoch => None,
                 // A single voter: other nodes that had learned a decision of it would hold a later topology than the base.
-                VoteGap::UpTo(epoch) if epoch == vote.base.epoch && electorate(vote) == 1 => None,
+                VoteGap::UpTo(epoch) if epoch == vote.base.epoch && voters == 1 => None,
                 // Any two majorities of an even number of voters have two voters in common: one of them may forget.
-                _ if electorate(vote).is_multiple_of(2) => None,
+                _ if voters.is_multiple_of(2) => None,
                 VoteGap::UpTo(_) => Some("its record of votes was lost; it votes again about later topologies"),
                 VoteGap::Fresh | VoteGap::Lost => Some(
                     "its record of votes is lost; it votes again when it has learned the topology of a \
@@ -159,9 +160,8 @@ pub struct Electorate {
 }
 
 /// Number of voters: the members of the base, and the witness of two.
-fn electorate(vote: &Vote) -> usize {
-    let members = vote.base.topology.members.len();
-    members + usize::from(vote.witness.is_some() && members == 2)
+pub fn voters(members: usize, has_witness: bool) -> usize {
+    members + usize::from(has_witness && members == 2)
 }
 
 /// Size of a majority of `voters`.

@@ -184,6 +184,11 @@ impl Disk {
         self.synced.committed.as_ref()
     }
 
+    /// Whether the record of votes has a gap.
+    pub(super) fn forgets(&self) -> bool {
+        self.synced.forgot.is_some()
+    }
+
     /// The synced votes.
     pub(super) fn votes(&self) -> Option<&Votes> {
         self.synced.votes.as_ref()

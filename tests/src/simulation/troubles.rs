@@ -195,7 +195,6 @@ impl World {
     }
 
     fn lose_records(&mut self, node: usize, kind: TroubleKind) {
-        self.told.lose_votes(node);
         match kind {
             TroubleKind::Wipe => self.machines[node].disk.wipe(),
             TroubleKind::Damage => {
@@ -211,6 +210,9 @@ impl World {
                 let is_restored = self.machines[node].disk.restore(&epochs);
                 self.story.say(self.now, "FAULT", || format!("votes restored as well: {is_restored}"));
             }
+        }
+        if self.machines[node].disk.forgets() {
+            self.told.lose_votes(node);
         }
     }
 

@@ -11,7 +11,7 @@ use telemetry::NodeState;
 use topology::Role;
 
 use super::view::{AWAY, exclusions};
-use crate::node::quorum::majority;
+use crate::node::quorum::{majority, voters};
 use crate::node::steward::view::View;
 
 /// Rules for a decision.
@@ -186,10 +186,8 @@ fn propose(
         .filter(|member| !lost.iter().any(|(gone, _)| gone == member))
         .collect();
     let answers = views.iter().filter(|view| view.standing.is_some()).count();
-    let (mut votes, mut voters) = (answers, views.len());
-    if let (2, Some(answers)) = (views.len(), grant.witness) {
-        (votes, voters) = (votes + usize::from(answers), voters + 1);
-    }
+    let voters = voters(views.len(), grant.witness.is_some());
+    let votes = answers + usize::from(voters > views.len() && grant.witness == Some(true));
     let granted = if grant.taken_over { voters - votes } else { 0 };
     if votes + granted < majority(voters) {
         let help = "if you are sure that the others do not serve, run `console topology take-over`";

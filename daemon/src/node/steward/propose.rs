@@ -16,7 +16,7 @@ use super::{
     ANSWER, Doing, Question, Reply, Steward, StewardAsk, View, change::TopologyChange, unexpected, view::exclusions,
 };
 use crate::node::{
-    quorum::{Electorate, Proposer, Step},
+    quorum::{Electorate, Proposer, Step, voters},
     steward::breaker::BY_ITSELF,
 };
 
@@ -157,7 +157,7 @@ impl Steward {
         let answering = views.iter().enumerate().filter(|(_, view)| view.standing.is_some());
         propose.voters = answering.map(|(index, view)| (index, view.address.clone())).collect();
         let witness = self.settings.recovery.witness.clone().filter(|_| views.len() == 2);
-        let count = views.len() + usize::from(witness.is_some());
+        let count = voters(views.len(), witness.is_some());
         let forgetful = views.iter().filter(|view| view.standing.as_ref().is_some_and(|one| one.forgets)).count();
         if forgetful > 1 && count.is_multiple_of(2) {
             let fault = self.no_majority("several members have lost their records of votes");

@@ -6,7 +6,10 @@ use std::{
 };
 
 use common::ids::{Epoch, RequestId};
-use daemon::node::{BoundedSize, SessionId, quorum::majority};
+use daemon::node::{
+    BoundedSize, SessionId,
+    quorum::{majority, voters},
+};
 use protocol::{
     message::{Request, RequestBody, ResponseBody},
     recovery::{Ballot, Committed, RecoveryAnswer, RecoveryAsk, Vote, VoteReply},
@@ -48,7 +51,7 @@ pub(crate) struct Told {
 }
 
 impl Told {
-    /// A record of votes was lost.
+    /// A node starts again with a gap in its record of votes.
     pub(crate) fn lose_votes(&mut self, node: usize) {
         self.forgetful.insert(node);
     }
@@ -185,8 +188,7 @@ impl World {
         if synced.is_none_or(|votes| votes.promised < vote.ballot) {
             self.violate(format!("{} sent a promise that is not on its disk", name(node)));
         }
-        let voters = vote.base.topology.members.len()
-            + usize::from(vote.witness.is_some() && vote.base.topology.members.len() == 2);
+        let voters = voters(vote.base.topology.members.len(), vote.witness.is_some());
         let ballot = vote.ballot;
         let before = *self.told.promised.entry((node, base)).or_insert(ballot);
         self.told.promised.insert((node, base), before.max(ballot));
