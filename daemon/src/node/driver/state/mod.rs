@@ -282,10 +282,10 @@ fn checksum(text: &str) -> String {
     format!("{CHECKSUM}{sum:016x}\n")
 }
 
-/// Whether the text of a file fits its checksum. A file of release 0.1 has none.
+/// Whether the text of a file fits the checksum at its end. A file of release 0.1 has none, whatever its records contain.
 fn is_intact(text: &str) -> bool {
-    let start = text.trim_end_matches('\n').rfind('\n').map_or(0, |end| end + 1);
-    !text[start..].starts_with(CHECKSUM) || text[start..] == checksum(&text[..start])
+    let parts = text.split_at_checked(text.len().saturating_sub(checksum("").len()));
+    parts.is_none_or(|(body, sum)| !sum.starts_with(CHECKSUM) || sum == checksum(body))
 }
 
 /// Whether the neighbours can be dialled.

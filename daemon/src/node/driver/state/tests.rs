@@ -57,6 +57,7 @@ fn every_changed_bit_is_found_and_files_of_release_0_1_are_read() {
     }
     let (_, kept) = StateFolder::open(state.path()).expect("the folder is there");
     assert_eq!((kept.damaged.len(), kept.committed), (0, Some(committed(7))), "without checksums");
+    assert!(is_intact("by = \"# sha256 \"\n"), "a text that an operator wrote");
     fs::remove_dir_all(&folder).expect("the folder can be removed");
 }
 
