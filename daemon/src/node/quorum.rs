@@ -68,7 +68,7 @@ impl Acceptor {
     /// must be written before the answer is sent. The caller has checked that this node has seen no later topology.
     pub fn rule(&mut self, vote: &Vote, seen: Epoch) -> (VoteReply, bool) {
         if let Some(own) = &self.votes
-            && own.base.epoch > vote.base.epoch
+            && own.base.is_later_than(&vote.base)
         {
             return (VoteReply::Behind(Box::new(own.base.clone())), false);
         }
@@ -90,7 +90,7 @@ impl Acceptor {
                 return (VoteReply::Abstains(reason.into()), false);
             }
         }
-        let is_new = self.votes.as_ref().is_none_or(|own| own.base.epoch < vote.base.epoch);
+        let is_new = self.votes.as_ref().is_none_or(|own| vote.base.is_later_than(&own.base));
         if is_new {
             self.votes = Some(Votes { promised: Ballot::default(), base: vote.base.clone(), accepted: None });
         }

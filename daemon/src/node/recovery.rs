@@ -9,14 +9,14 @@ use common::{
 };
 use protocol::{
     message::{Prepare, ResponseBody},
-    recovery::{Committed, RESTART_DRAIN_MS_MAX, RecoveryAnswer, RecoveryAsk, Vote, VoteReply},
+    recovery::{Ballot, Committed, RESTART_DRAIN_MS_MAX, RecoveryAnswer, RecoveryAsk, Vote, VoteReply},
 };
 use topology::{Rolling, Topology, layout::SpecError};
 
 use super::{
     event::{Record, ReplyTo},
     machine::{Assignment, Node, OpenAssignment},
-    quorum::VoteGap,
+    quorum::{VoteGap, Votes},
 };
 use crate::node::effect::{ClusterEffect, DiskEffect, Effect, EngineEffect, PendingAnswer};
 
@@ -51,6 +51,12 @@ impl Node {
     fn accepted_name(&self) -> Option<(Epoch, TopologyHash)> {
         let votes = self.voter.votes.as_ref().filter(|votes| Some(&votes.base) == self.committed.as_ref())?;
         votes.accepted.as_ref().map(|accepted| accepted.next.name())
+    }
+
+    /// The epoch of the latest topology that this node has learned without being a member; 0 while it holds one.
+    fn left_for(&self) -> Epoch {
+        let votes = self.voter.votes.as_ref().filter(|_| self.committed.is_none());
+        votes.map_or(Epoch(0), |votes| votes.base.epoch)
     }
 
     /// Refuses an epoch so far ahead that no later one could follow.
@@ -94,7 +100,7 @@ impl Node {
                 let reason = format!("it holds topology {hash} of epoch {held}, this is {}", name.1);
                 return Err(FaultKind::TopologyInvalid { reason });
             }
-            _ if prepare.epoch < self.epoch => return Err(FaultKind::Superseded { epoch, by }),
+            _ if prepare.epoch < self.epoch.max(self.left_for()) => return Err(FaultKind::Superseded { epoch, by }),
             _ => {}
         }
         if self.accepted_name().is_some_and(|accepted| accepted != name) {
@@ -133,7 +139,7 @@ impl Node {
         let others = committed.topology.members.iter().filter(|member| member.name != self.name);
         let others: Vec<String> = others.map(|member| member.address.clone()).collect();
         self.committed = Some(committed.clone());
-        let mut records = vec![Record::Committed(Some(committed))];
+        let mut records = vec![Record::Committed(Some(committed.clone()))];
         records.extend(self.remember(others));
         if self.unloaded.take().is_some() {
             records.push(Record::Unloaded(None));
@@ -141,6 +147,9 @@ impl Node {
         // A new epoch by assignment: there was no earlier vote about its successor.
         if !again && self.voter.forgot.take().is_some() {
             records.push(Record::VoteGap(None));
+        }
+        if !again && self.voter.votes.as_ref().is_some_and(|votes| votes.base.is_later_than(&committed)) {
+            records.push(self.votes_from(committed));
         }
         vec![Effect::Disk(DiskEffect::Write { records, then: None })]
     }
@@ -219,14 +228,17 @@ impl Node {
         if self.unloaded == Some(committed.name()) {
             return (Vec::new(), records);
         }
-        let is_known = self.committed.as_ref().is_some_and(|own| own.epoch >= committed.epoch);
+        let is_known = self.committed.as_ref().is_some_and(|own| !committed.is_later_than(own));
+        let is_known = is_known || committed.epoch < self.left_for();
         if is_known && !is_planted(Planted::OlderTopologyLearned) {
             return (Vec::new(), self.learn_desired(&committed));
         }
         let (epoch, hash) = committed.name();
         let mut effects = Vec::new();
         let kept = self.kept_in(&committed.topology);
-        if let Some(mut running) = self.running.take_if(|running| running.assignment.epoch < epoch) {
+        let is_replaced =
+            |running: &Assignment| running.epoch < epoch || (running.epoch == epoch && running.hash != hash);
+        if let Some(mut running) = self.running.take_if(|running| is_replaced(&running.assignment)) {
             let by = "a vote of its members".to_owned();
             if let Some(member) = kept {
                 let (Committed { topology, desired, .. }, shard) = (committed.clone(), running.assignment.shard);
@@ -253,11 +265,22 @@ impl Node {
         }
         // Without a record there is nothing to drop.
         if is_member || self.committed.is_some() {
+            if !is_member {
+                // Members of an earlier topology that have missed this one must not take the node back to that.
+                records.push(self.votes_from(committed.clone()));
+            }
             self.committed = is_member.then_some(committed);
             records.push(Record::Committed(self.committed.clone()));
         }
         self.takes_over = false;
         (effects, records)
+    }
+
+    /// Begins the record of votes about the successor of a topology.
+    fn votes_from(&mut self, base: Committed) -> Record {
+        let votes = Votes { promised: Ballot::default(), base, accepted: None };
+        self.voter.votes = Some(votes.clone());
+        Record::Votes(votes)
     }
 
     /// Adopts the desired topology of the topology that this node holds: a node of release 0.1 did not store it.
@@ -299,7 +322,8 @@ impl Node {
         if is_member && vote.witness != self.witness {
             return abstain("its configuration names a different witness");
         }
-        if let Some(own) = self.committed.as_ref().filter(|own| is_member && own.epoch > vote.base.epoch) {
+        let left = self.voter.votes.iter().filter(|_| self.committed.is_none()).map(|votes| &votes.base);
+        if let Some(own) = self.committed.iter().chain(left).find(|own| is_member && own.is_later_than(&vote.base)) {
             return (Vec::new(), Vec::new(), VoteReply::Behind(Box::new(own.clone())));
         }
         if self.open.as_ref().is_some_and(|open| open.assignment.epoch > vote.base.epoch) {

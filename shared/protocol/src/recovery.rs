@@ -1,5 +1,7 @@
 //! Messages between nodes, and from consoles to nodes, for automatic recovery: what each node holds, votes for the next
 //! topology, and the rolling restart that continues without its console.
+use std::cmp::Ordering;
+
 use common::{
     ids::{Epoch, Rank, TopologyHash},
     units::Bytes,
@@ -39,6 +41,21 @@ impl Committed {
     /// The topology that the operator requested.
     pub fn desired(&self) -> &Topology {
         self.desired.as_deref().unwrap_or(&self.topology)
+    }
+
+    /// Which of two topologies replaces the other one: the later epoch. An operator and a vote, or two operators, may have
+    /// chosen the same epoch among different nodes: then the topology with more members, then the greater hash.
+    pub fn order(&self, other: &Self) -> Ordering {
+        let same_epoch = || {
+            let members = self.topology.members.len().cmp(&other.topology.members.len());
+            members.then_with(|| self.topology.hash().0.cmp(&other.topology.hash().0))
+        };
+        self.epoch.cmp(&other.epoch).then_with(same_epoch)
+    }
+
+    /// Whether it replaces the other topology.
+    pub fn is_later_than(&self, other: &Self) -> bool {
+        self.order(other) == Ordering::Greater
     }
 
     /// Epoch and hash, which identify it.

@@ -61,7 +61,7 @@ impl Decision {
 pub fn decide(own: MemberIndex, base: &Committed, views: &[View], rules: &Rules) -> Decision {
     let standings = || views.iter().filter_map(|view| view.standing.as_ref());
     let committed = standings().filter_map(|standing| standing.committed.as_ref());
-    if let Some(later) = committed.max_by_key(|one| one.epoch).filter(|later| later.epoch > base.epoch) {
+    if let Some(later) = committed.max_by(|one, other| one.order(other)).filter(|later| later.is_later_than(base)) {
         return Decision::Learn(later.clone());
     }
     if standings().any(|standing| standing.unloaded == Some(base.name())) {

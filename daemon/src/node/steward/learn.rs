@@ -24,8 +24,8 @@ impl Steward {
         let held = held.chain(absent);
         let (base, lacks_desired) = (&look.base, look.base.desired.is_none());
         let news =
-            held.filter(|held| held.epoch > base.epoch || (lacks_desired && held.desired.is_some() && *held == base));
-        if let Some(later) = news.max_by_key(|held| held.epoch) {
+            held.filter(|held| held.is_later_than(base) || (lacks_desired && held.desired.is_some() && *held == base));
+        if let Some(later) = news.max_by(|one, other| one.order(other)) {
             let own = self.settings.own.clone();
             let (question, ask) = self.recover(&own, RecoveryAsk::Learn(Box::new(later.clone())));
             self.doing = Doing::Learn(question);

@@ -13,7 +13,10 @@ use protocol::{
 use topology::{Member, Topology};
 
 use super::{
-    ANSWER, Doing, Question, Reply, Steward, StewardAsk, View, change::TopologyChange, unexpected, view::exclusions,
+    ANSWER, Doing, Question, Reply, Steward, StewardAsk, View,
+    change::TopologyChange,
+    unexpected,
+    view::{exclusions, is_away},
 };
 use crate::node::{
     quorum::{Electorate, Proposer, Step, voters},
@@ -329,13 +332,14 @@ impl Steward {
             }
             TopologyChange::Shares(_) | TopologyChange::Leave { .. } => {}
             TopologyChange::Return { joins, .. } => {
-                for one in joins.iter().filter(|one| names.contains(&one.name.as_str())) {
-                    // An operator's entry has precedence.
-                    if list.of(&one.name, &one.address).is_some_and(|entry| !entry.is_cordon) {
-                        list.say(&one.name, &one.address, None, &by);
-                    }
-                    told.push(one.address.clone());
-                }
+                let joins = joins.iter().filter(|one| names.contains(&one.name.as_str()));
+                told.extend(joins.map(|one| one.address.clone()));
+            }
+        }
+        // All members of the next topology answer. An operator's entry has precedence.
+        for member in &next.topology.members {
+            if list.of(&member.name, &member.address).is_some_and(is_away) {
+                list.say(&member.name, &member.address, None, &by);
             }
         }
         propose.waiting.clear();

@@ -16,9 +16,9 @@ use super::{
     Look, PAUSE_MAX, SETTLE, Steward, StewardAsk, View,
     change::{Joins, TopologyChange},
     propose::{Proposal, stays},
-    view::{AWAY, exclusions},
+    view::{exclusions, is_away},
 };
-use crate::node::steward::{balance::rebalanced, breaker::BY_ITSELF};
+use crate::node::steward::balance::rebalanced;
 
 /// Pause after a rebalance; doubles up to the maximum while rebalances follow each other closely.
 pub(super) const BALANCE_PAUSE: Duration = Duration::from_secs(60);
@@ -150,9 +150,6 @@ fn is_at_rest(view: &View, base: &Committed) -> bool {
 /// Whether a member can rejoin: it is idle, holds no topology, and is excluded neither by an operator nor as a straggler.
 fn is_back(member: &Member, view: &View, list: &Exclusions) -> bool {
     let is_free = view.standing.as_ref().is_some_and(|one| one.state == NodeState::Idle && one.committed.is_none());
-    let is_in = list.of(&member.name, &member.address).is_none_or(|entry| {
-        let was_away = entry.reason.as_ref().is_some_and(|reason| reason.starts_with(AWAY));
-        entry.is_cordon || (entry.by.ends_with(BY_ITSELF) && was_away)
-    });
+    let is_in = list.of(&member.name, &member.address).is_none_or(|entry| entry.is_cordon || is_away(entry));
     is_free && is_in && !is_planted(Planted::NeverReturns)
 }

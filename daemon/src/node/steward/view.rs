@@ -3,7 +3,9 @@ use std::time::Duration;
 
 use protocol::recovery::Standing;
 use telemetry::NodeState;
-use topology::{Exclusions, Rolling};
+use topology::{Exclusion, Exclusions, Rolling};
+
+use super::breaker::BY_ITSELF;
 
 /// The latest observation of a member.
 #[derive(Clone, Debug)]
@@ -50,6 +52,11 @@ impl View {
 /// Prefix of the reason with which nodes exclude a member that does not answer. Such an exclusion ends when the member
 /// is back.
 pub(super) const AWAY: &str = "did not answer for";
+
+/// Whether nodes have excluded a member because it did not answer.
+pub(super) fn is_away(entry: &Exclusion) -> bool {
+    entry.by.ends_with(BY_ITSELF) && entry.reason.as_ref().is_some_and(|reason| reason.starts_with(AWAY))
+}
 
 /// The exclusions that the lists of these nodes give together.
 pub(super) fn exclusions<'a>(standings: impl Iterator<Item = &'a Standing>) -> Exclusions {

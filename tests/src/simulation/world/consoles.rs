@@ -93,10 +93,14 @@ pub(crate) struct Console {
     exclusions: Exclusions,
     before: Option<Exclusion>,
     next: Option<Committed>,
+    /// When it ended.
+    ended: Option<Duration>,
 }
 
 /// The operator of all consoles.
 pub(crate) const OPERATOR: &str = "op@console";
+/// Time until a gateway knows that a command has ended: a node that dies before it hears of the end reports nothing new.
+const KNOWN: Duration = Duration::from_secs(3);
 /// Pause before a command is repeated.
 const AGAIN: Duration = Duration::from_secs(1);
 
@@ -127,6 +131,7 @@ impl World {
             exclusions: Exclusions::default(),
             before: None,
             next: None,
+            ended: None,
         });
         let asks = (0..self.machines.len()).map(|node| (node, RequestBody::Report)).collect();
         self.console_asks(index, ConsoleStage::Look, asks);
@@ -149,9 +154,9 @@ impl World {
                 .any(|process| process.node.rolling().is_some_and(Rolling::is_running))
     }
 
-    /// Whether an operator is assigning another topology, whose model may differ.
+    /// Whether an operator is assigning another topology, whose model may differ, as far as the gateway can know.
     pub(crate) fn is_assigning(&self) -> bool {
-        let mut open = self.consoles.iter().filter(|console| console.stage != ConsoleStage::Over);
+        let mut open = self.consoles.iter().filter(|console| console.ended.is_none_or(|at| self.now < at + KNOWN));
         open.any(|console| matches!(console.command, Command::Assign(_)))
     }
 
@@ -446,7 +451,7 @@ impl World {
 
     fn console_ends(&mut self, index: usize) {
         let console = &mut self.consoles[index];
-        console.stage = ConsoleStage::Over;
+        (console.stage, console.ended) = (ConsoleStage::Over, Some(self.now));
         console.reports.clear();
         let sessions = std::mem::take(&mut console.sessions);
         sessions.into_values().for_each(|number| self.send(number, 0, Packet::Closed));
