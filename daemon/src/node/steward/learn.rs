@@ -10,9 +10,9 @@ use super::{ANSWER, Doing, Look, Steward, StewardAsk, View, view::exclusions};
 use crate::node::quorum::majority;
 
 impl Steward {
-    /// Learns a later decision that this node missed. Sends the topology to a member that lost its record: only an idle
-    /// member that has the record can lead a start, and in a replica of one node there is no other one. Groups with
-    /// roles start together.
+    /// Learns a later decision that this node missed. Sends the topology to an absent member that holds an earlier one,
+    /// and to a member that lost its record: only an idle member that has the record can lead a start, and in a replica
+    /// of one node there is no other one. Groups with roles start together.
     pub(super) fn teach(&mut self, look: Look, views: Vec<View>) -> Vec<StewardAsk> {
         // A replica that the decision leaves unchanged keeps running, so a missed decision has no other symptom.
         let held = views.iter().filter_map(|view| view.standing.as_ref()?.committed.as_ref());
@@ -44,7 +44,8 @@ impl Steward {
             standing.is_some_and(|one| one.committed.is_none() && one.epoch <= look.base.epoch)
         });
         let is_head = layout.heads().any(|head| head.index() == look.place);
-        let Some(address) = forgetful.filter(|_| is_head).map(|view| view.address.clone()) else {
+        let forgetful = forgetful.filter(|_| is_head).map(|view| view.address.clone());
+        let Some(address) = forgetful.or_else(|| outdated(&look)) else {
             return if layout.has_roles() { Vec::new() } else { self.watch_balance(look, views) };
         };
         let (question, ask) = self.recover(&address, RecoveryAsk::Learn(Box::new(look.base.clone())));
@@ -92,6 +93,15 @@ impl Steward {
         self.doing = Doing::Learn(question);
         Some(ask)
     }
+}
+
+/// The address of an absent member of the desired topology that holds an earlier form of it: nodes that were cut off from
+/// each other have both gone on. It would serve that alone, and does not return as long as it holds it.
+fn outdated(look: &Look) -> Option<String> {
+    let members = &look.base.topology.members;
+    let mut absent = look.answers.iter().filter(|(_, one)| members.iter().all(|member| member.name != one.name));
+    let is_earlier = |held: &Committed| look.base.is_later_than(held) && held.desired().is_alike(look.base.desired());
+    absent.find(|(_, one)| one.committed.as_ref().is_some_and(is_earlier)).map(|(address, _)| address.clone())
 }
 
 /// Whether all absent members of the desired topology answer, and none of them has seen a later epoch.

@@ -136,6 +136,33 @@ fn wiped_voter_recalls_then_votes_on_later_topologies() {
 }
 
 #[test]
+fn later_of_two_topologies_of_one_epoch_is_learned_and_a_left_one_is_not() {
+    let (small, large) = (Committed::new(Epoch(5), topology(2)), Committed::new(Epoch(5), topology(3)));
+    for (held, told) in [(&small, &large), (&large, &small)] {
+        let mut node = of("pi1", Some(held.clone()));
+        recover(&mut node, RecoveryAsk::Learn(Box::new(told.clone())));
+        assert_eq!(node.committed(), Some(&large), "the one with more members");
+    }
+    // A topology without this node follows. Members of the earlier one that missed it ask for votes and bring it back.
+    let mut node = of("pi1", Some(small.clone()));
+    let mut other = topology(2);
+    other.members.iter_mut().for_each(|member| member.name.insert(0, 'x'));
+    let effects = recover(&mut node, RecoveryAsk::Learn(Box::new(Committed::new(Epoch(6), other.clone()))));
+    assert!(node.committed().is_none(), "{effects:?}");
+    let ballot = Ballot { round: 1, member: 1 };
+    let vote = Vote { base: large.clone(), witness: None, ballot, next: None };
+    let told = format!("{:?}", recover(&mut node, RecoveryAsk::Vote(Box::new(vote))));
+    assert!(told.contains("Behind") && told.contains("epoch: Epoch(6)"), "{told}");
+    recover(&mut node, RecoveryAsk::Learn(Box::new(large)));
+    assert!(node.committed().is_none());
+    let effects = again(&mut node, OTHER, 5, topology(2));
+    assert!(matches!(failure(&effects), Some(FaultKind::Superseded { .. })), "{effects:?}");
+    let next = Committed::new(Epoch(7), topology(2));
+    recover(&mut node, RecoveryAsk::Learn(Box::new(next.clone())));
+    assert_eq!(node.committed(), Some(&next));
+}
+
+#[test]
 fn node_notes_the_epoch_of_a_topology_that_it_is_asked_to_bring_back() {
     let mut lost = of("pi1", None);
     again(&mut lost, CONSOLE, 4, topology(2));

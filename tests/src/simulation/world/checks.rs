@@ -77,7 +77,8 @@ impl World {
     pub(crate) fn check_committed(&mut self, node: usize, committed: &Committed) {
         let (epoch, hash) = committed.name();
         let has = |held: &Committed, node: usize| held.topology.members.iter().any(|one| one.name == name(node));
-        let mut others = self.machines.iter().enumerate().filter_map(|(other, machine)| {
+        let others = self.machines.iter().enumerate().filter(|(other, _)| *other != node);
+        let mut others = others.filter_map(|(other, machine)| {
             let held = machine.process.as_ref().map_or(machine.disk.committed(), |process| process.node.committed())?;
             let is_other = held.epoch == epoch && held.topology.hash() != hash;
             (is_other && has(held, node) && has(committed, other)).then(|| (other, held.topology.hash()))
