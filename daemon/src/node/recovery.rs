@@ -59,6 +59,11 @@ impl Node {
         votes.map_or(Epoch(0), |votes| votes.base.epoch)
     }
 
+    /// The highest epoch that it has promised, holds, or was left for.
+    pub fn known_epoch(&self) -> Epoch {
+        self.epoch.max(self.left_for())
+    }
+
     /// Refuses an epoch so far ahead that no later one could follow.
     pub(super) fn check_reach(&self, epoch: Epoch) -> Result<(), FaultKind> {
         if is_in_reach(self.epoch.0, epoch.0) {
@@ -100,7 +105,7 @@ impl Node {
                 let reason = format!("it holds topology {hash} of epoch {held}, this is {}", name.1);
                 return Err(FaultKind::TopologyInvalid { reason });
             }
-            _ if prepare.epoch < self.epoch.max(self.left_for()) => return Err(FaultKind::Superseded { epoch, by }),
+            _ if prepare.epoch < self.known_epoch() => return Err(FaultKind::Superseded { epoch, by }),
             _ => {}
         }
         if self.accepted_name().is_some_and(|accepted| accepted != name) {
@@ -236,9 +241,12 @@ impl Node {
         let (epoch, hash) = committed.name();
         let mut effects = Vec::new();
         let kept = self.kept_in(&committed.topology);
-        let is_replaced =
-            |running: &Assignment| running.epoch < epoch || (running.epoch == epoch && running.hash != hash);
-        if let Some(mut running) = self.running.take_if(|running| is_replaced(&running.assignment)) {
+        // Of the same epoch only if it is another topology: this one may just have begun to run.
+        let earlier = self.running.take_if(|running| {
+            let of = &running.assignment;
+            of.epoch < epoch || (of.epoch == epoch && of.hash != hash)
+        });
+        if let Some(mut running) = earlier {
             let by = "a vote of its members".to_owned();
             if let Some(member) = kept {
                 let (Committed { topology, desired, .. }, shard) = (committed.clone(), running.assignment.shard);

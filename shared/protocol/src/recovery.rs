@@ -46,11 +46,9 @@ impl Committed {
     /// Which of two topologies replaces the other one: the later epoch. An operator and a vote, or two operators, may have
     /// chosen the same epoch among different nodes: then the topology with more members, then the greater hash.
     pub fn order(&self, other: &Self) -> Ordering {
-        let same_epoch = || {
-            let members = self.topology.members.len().cmp(&other.topology.members.len());
-            members.then_with(|| self.topology.hash().0.cmp(&other.topology.hash().0))
-        };
-        self.epoch.cmp(&other.epoch).then_with(same_epoch)
+        let members = (self.topology.members.len(), other.topology.members.len());
+        let order = self.epoch.cmp(&other.epoch).then(members.0.cmp(&members.1));
+        order.then_with(|| self.topology.hash().0.cmp(&other.topology.hash().0))
     }
 
     /// Whether it replaces the other topology.

@@ -235,7 +235,7 @@ impl World {
             name: name(node),
             instance: process.map_or(0, |process| process.life),
             state,
-            epoch: process.map_or_else(Default::default, |process| process.node.epoch()),
+            epoch: process.map_or_else(Default::default, |process| process.node.known_epoch()),
             committed,
             accepted: of(&|process| process.node.has_accepted()),
             free: Bytes(0),

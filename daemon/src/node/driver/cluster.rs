@@ -96,7 +96,7 @@ impl ClusterView {
             name: config.name.clone(),
             instance: context.instance,
             state: node.state(),
-            epoch: node.epoch(),
+            epoch: node.known_epoch(),
             committed: node.committed().cloned(),
             accepted: node.has_accepted(),
             forgets: node.forgets(),

@@ -7,7 +7,7 @@ use protocol::recovery::{Committed, Standing};
 use telemetry::NodeState;
 use topology::Topology;
 
-use crate::node::steward::View;
+use crate::node::steward::{BY_ITSELF, View};
 
 /// Longest time until a straggler is tried again; the time doubles whenever the node is slow again.
 const RETRY_MAX: Duration = Duration::from_secs(2 * 3600);
@@ -121,9 +121,6 @@ impl Breaker {
         Turn::Rest
     }
 }
-
-/// Suffix of the author of exclusions that were made automatically and therefore end automatically.
-pub const BY_ITSELF: &str = "(by itself)";
 
 /// The straggler and the reason, if this node is the one to act: the lowest other rank of its stage. Blame follows the
 /// wait chain: if a rank delays its peers only because it waited for another, the rank at the end of the chain is the

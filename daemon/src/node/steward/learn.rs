@@ -100,8 +100,11 @@ impl Steward {
 fn outdated(look: &Look) -> Option<String> {
     let members = &look.base.topology.members;
     let mut absent = look.answers.iter().filter(|(_, one)| members.iter().all(|member| member.name != one.name));
-    let is_earlier = |held: &Committed| look.base.is_later_than(held) && held.desired().is_alike(look.base.desired());
-    absent.find(|(_, one)| one.committed.as_ref().is_some_and(is_earlier)).map(|(address, _)| address.clone())
+    let earlier = absent.find(|(_, one)| {
+        let held = one.committed.as_ref();
+        held.is_some_and(|held| look.base.is_later_than(held) && held.desired().is_alike(look.base.desired()))
+    });
+    earlier.map(|(address, _)| address.clone())
 }
 
 /// Whether all absent members of the desired topology answer, and none of them has seen a later epoch.

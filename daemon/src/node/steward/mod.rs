@@ -43,7 +43,7 @@ use self::{
 };
 use super::steward::breaker::{Breaker, Turn};
 use crate::config::Recovery;
-pub use crate::node::steward::view::View;
+pub use crate::node::steward::view::{BY_ITSELF, View};
 
 /// Interval at which this node is checked, and the other members while something is wrong.
 const LOOK: Duration = Duration::from_millis(250);

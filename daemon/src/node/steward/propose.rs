@@ -16,12 +16,9 @@ use super::{
     ANSWER, Doing, Question, Reply, Steward, StewardAsk, View,
     change::TopologyChange,
     unexpected,
-    view::{exclusions, is_away},
+    view::{BY_ITSELF, exclusions, is_away},
 };
-use crate::node::{
-    quorum::{Electorate, Proposer, Step, voters},
-    steward::breaker::BY_ITSELF,
-};
+use crate::node::quorum::{Electorate, Proposer, Step, voters};
 
 /// A topology to vote on.
 #[derive(Debug)]

@@ -5,8 +5,6 @@ use protocol::recovery::Standing;
 use telemetry::NodeState;
 use topology::{Exclusion, Exclusions, Rolling};
 
-use super::breaker::BY_ITSELF;
-
 /// The latest observation of a member.
 #[derive(Clone, Debug)]
 pub struct View {
@@ -52,6 +50,9 @@ impl View {
 /// Prefix of the reason with which nodes exclude a member that does not answer. Such an exclusion ends when the member
 /// is back.
 pub(super) const AWAY: &str = "did not answer for";
+
+/// Suffix of the author of exclusions that were made automatically and therefore end automatically.
+pub const BY_ITSELF: &str = "(by itself)";
 
 /// Whether nodes have excluded a member because it did not answer.
 pub(super) fn is_away(entry: &Exclusion) -> bool {

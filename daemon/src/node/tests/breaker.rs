@@ -8,8 +8,8 @@ use topology::Exclusions;
 
 use crate::node::{
     steward::{
-        View,
-        breaker::{BY_ITSELF, Breaker, Turn},
+        BY_ITSELF, View,
+        breaker::{Breaker, Turn},
     },
     tests::steward::{base, view},
 };

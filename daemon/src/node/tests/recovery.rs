@@ -22,23 +22,23 @@ use crate::node::{
     tests::{CONSOLE, OTHER, ask, failure, generate, running, topology},
 };
 
-fn again(node: &mut Node, session: SessionId, epoch: u64, topology: Topology) -> Vec<Effect> {
+pub(super) fn again(node: &mut Node, session: SessionId, epoch: u64, topology: Topology) -> Vec<Effect> {
     let (epoch, member) = (Epoch(epoch), MemberIndex(0));
     let prepare = Prepare { seen: epoch, epoch, topology, member, desired: None, previous: Previous::Serves };
     ask(node, session, 1, RequestBody::Prepare(Box::new(prepare)))
 }
 
-fn of(name: &str, committed: Option<Committed>) -> Node {
+pub(super) fn of(name: &str, committed: Option<Committed>) -> Node {
     let patience = Patience { lease: Duration::from_secs(60), drain: Duration::from_secs(20) };
     let epoch = committed.as_ref().map_or(Epoch(0), |committed| committed.epoch);
     Node::new(NodeInit { name: name.into(), epoch, committed, ..NodeInit::default() }, patience)
 }
 
-fn base(epoch: u64) -> Committed {
+pub(super) fn base(epoch: u64) -> Committed {
     Committed::new(Epoch(epoch), topology(2))
 }
 
-fn recover(node: &mut Node, question: RecoveryAsk) -> Vec<Effect> {
+pub(super) fn recover(node: &mut Node, question: RecoveryAsk) -> Vec<Effect> {
     ask(node, OTHER, 50, RequestBody::Recovery(Box::new(question)))
 }
 
@@ -136,33 +136,6 @@ fn wiped_voter_recalls_then_votes_on_later_topologies() {
 }
 
 #[test]
-fn later_of_two_topologies_of_one_epoch_is_learned_and_a_left_one_is_not() {
-    let (small, large) = (Committed::new(Epoch(5), topology(2)), Committed::new(Epoch(5), topology(3)));
-    for (held, told) in [(&small, &large), (&large, &small)] {
-        let mut node = of("pi1", Some(held.clone()));
-        recover(&mut node, RecoveryAsk::Learn(Box::new(told.clone())));
-        assert_eq!(node.committed(), Some(&large), "the one with more members");
-    }
-    // A topology without this node follows. Members of the earlier one that missed it ask for votes and bring it back.
-    let mut node = of("pi1", Some(small.clone()));
-    let mut other = topology(2);
-    other.members.iter_mut().for_each(|member| member.name.insert(0, 'x'));
-    let effects = recover(&mut node, RecoveryAsk::Learn(Box::new(Committed::new(Epoch(6), other.clone()))));
-    assert!(node.committed().is_none(), "{effects:?}");
-    let ballot = Ballot { round: 1, member: 1 };
-    let vote = Vote { base: large.clone(), witness: None, ballot, next: None };
-    let told = format!("{:?}", recover(&mut node, RecoveryAsk::Vote(Box::new(vote))));
-    assert!(told.contains("Behind") && told.contains("epoch: Epoch(6)"), "{told}");
-    recover(&mut node, RecoveryAsk::Learn(Box::new(large)));
-    assert!(node.committed().is_none());
-    let effects = again(&mut node, OTHER, 5, topology(2));
-    assert!(matches!(failure(&effects), Some(FaultKind::Superseded { .. })), "{effects:?}");
-    let next = Committed::new(Epoch(7), topology(2));
-    recover(&mut node, RecoveryAsk::Learn(Box::new(next.clone())));
-    assert_eq!(node.committed(), Some(&next));
-}
-
-#[test]
 fn node_notes_the_epoch_of_a_topology_that_it_is_asked_to_bring_back() {
     let mut lost = of("pi1", None);
     again(&mut lost, CONSOLE, 4, topology(2));
@@ -206,22 +179,6 @@ fn conflicting_or_older_topology_is_not_restored() {
         lost.handle(Event::Loaded(Epoch(4), Ok(Bytes(5))))[..],
         [Effect::Disk(DiskEffect::Persist(Epoch(4), _))]
     ));
-}
-
-#[test]
-fn later_topology_replaces_older_and_nonmembers_drop_it() {
-    let mut node = running();
-    let later = Committed::new(Epoch(9), Topology { slots: 1, ..topology(2) });
-    let effects = recover(&mut node, RecoveryAsk::Learn(Box::new(later.clone())));
-    assert_eq!(effects[0], Effect::Engine(EngineEffect::Stop(Epoch(4))));
-    assert_eq!((node.state(), node.epoch(), node.committed()), (NodeState::Idle, Epoch(9), Some(&later)));
-    let older = recover(&mut node, RecoveryAsk::Learn(Box::new(base(5))));
-    assert!(matches!(&older[..], [Effect::Disk(DiskEffect::Write { records, .. })] if records.is_empty()), "{older:?}");
-    let mut without = Committed::new(Epoch(10), topology(2));
-    without.topology.members[0].name = "pi9".into();
-    let effects = recover(&mut node, RecoveryAsk::Learn(Box::new(without)));
-    let Some(Effect::Disk(DiskEffect::Write { records, .. })) = effects.last() else { panic!("{effects:?}") };
-    assert!(records.contains(&Record::Committed(None)) && node.committed().is_none(), "{records:?}");
 }
 
 #[test]

@@ -1,0 +1,58 @@
+//! What a node learns of topologies that others have decided.
+use common::{fault::FaultKind, ids::Epoch};
+use protocol::recovery::{Ballot, Committed, RecoveryAsk, Vote};
+use telemetry::NodeState;
+use topology::Topology;
+
+use crate::node::{
+    effect::{DiskEffect, Effect, EngineEffect},
+    event::Record,
+    tests::{
+        OTHER, failure,
+        recovery::{again, base, of, recover},
+        running, topology,
+    },
+};
+
+#[test]
+fn later_topology_replaces_older_and_nonmembers_drop_it() {
+    let mut node = running();
+    let later = Committed::new(Epoch(9), Topology { slots: 1, ..topology(2) });
+    let effects = recover(&mut node, RecoveryAsk::Learn(Box::new(later.clone())));
+    assert_eq!(effects[0], Effect::Engine(EngineEffect::Stop(Epoch(4))));
+    assert_eq!((node.state(), node.epoch(), node.committed()), (NodeState::Idle, Epoch(9), Some(&later)));
+    let older = recover(&mut node, RecoveryAsk::Learn(Box::new(base(5))));
+    assert!(matches!(&older[..], [Effect::Disk(DiskEffect::Write { records, .. })] if records.is_empty()), "{older:?}");
+    let mut without = Committed::new(Epoch(10), topology(2));
+    without.topology.members[0].name = "pi9".into();
+    let effects = recover(&mut node, RecoveryAsk::Learn(Box::new(without)));
+    let Some(Effect::Disk(DiskEffect::Write { records, .. })) = effects.last() else { panic!("{effects:?}") };
+    assert!(records.contains(&Record::Committed(None)) && node.committed().is_none(), "{records:?}");
+}
+
+#[test]
+fn later_of_two_topologies_of_one_epoch_is_learned_and_a_left_one_is_not() {
+    let (small, large) = (Committed::new(Epoch(5), topology(2)), Committed::new(Epoch(5), topology(3)));
+    for (held, told) in [(&small, &large), (&large, &small)] {
+        let mut node = of("pi1", Some(held.clone()));
+        recover(&mut node, RecoveryAsk::Learn(Box::new(told.clone())));
+        assert_eq!(node.committed(), Some(&large), "the one with more members");
+    }
+    // A topology without this node follows. Members of the earlier one that missed it ask for votes and bring it back.
+    let mut node = of("pi1", Some(small.clone()));
+    let mut other = topology(2);
+    other.members.iter_mut().for_each(|member| member.name.insert(0, 'x'));
+    let effects = recover(&mut node, RecoveryAsk::Learn(Box::new(Committed::new(Epoch(6), other.clone()))));
+    assert!(node.committed().is_none() && node.known_epoch() == Epoch(6), "{effects:?}");
+    let ballot = Ballot { round: 1, member: 1 };
+    let vote = Vote { base: large.clone(), witness: None, ballot, next: None };
+    let told = format!("{:?}", recover(&mut node, RecoveryAsk::Vote(Box::new(vote))));
+    assert!(told.contains("Behind") && told.contains("epoch: Epoch(6)"), "{told}");
+    recover(&mut node, RecoveryAsk::Learn(Box::new(large)));
+    assert!(node.committed().is_none());
+    let effects = again(&mut node, OTHER, 5, topology(2));
+    assert!(matches!(failure(&effects), Some(FaultKind::Superseded { .. })), "{effects:?}");
+    let next = Committed::new(Epoch(7), topology(2));
+    recover(&mut node, RecoveryAsk::Learn(Box::new(next.clone())));
+    assert_eq!(node.committed(), Some(&next));
+}
