@@ -28,7 +28,11 @@ fn limits(flags: u8) -> Limits {
     let window = (flags & 1 != 0).then_some(40);
     Limits {
         slots: 4,
-        blocks: KvBlocks { whole: BLOCKS, windowed: if window.is_some() { 12 } else { 0 } },
+        blocks: KvBlocks {
+            whole: BLOCKS,
+            windowed: if window.is_some() { 12 } else { 0 },
+            step: if window.is_some() { 4 } else { 0 },
+        },
         window,
         context_length: 256,
         vocabulary_length: 300,
