@@ -56,7 +56,7 @@ impl Default for LoneGateway {
         let seconds = Duration::from_secs(1);
         let wanted = Wanted {
             own: vec!["pi1".into()],
-            keys: vec!["a key of a client".into()],
+            keys: vec!["a-key-of-a-client".into()],
             hosts: vec!["api.example".into()],
             origins: vec!["https://chat.example".into()],
             memory: 1 << 30,

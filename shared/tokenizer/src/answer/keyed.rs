@@ -48,7 +48,10 @@ impl KeyedCalls {
                 Until::Mark(at, _) => {
                     let end = text.len() - text.trim_start().len() + at;
                     let name = text[..end].trim();
-                    if name.is_empty() || name.len() > NAME_BYTES_MAX {
+                    if at > NAME_BYTES_MAX {
+                        return Step::Broken(0);
+                    }
+                    if name.is_empty() {
                         return Step::Broken(end);
                     }
                     call.name = Some(name.to_owned());

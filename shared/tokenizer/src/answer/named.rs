@@ -83,7 +83,9 @@ impl NamedCalls {
                 let object = text.find('{');
                 match (found, object) {
                     (Until::Open(certain), None) if certain <= NAME_BYTES_MAX => Step::Wait,
-                    (Until::Mark(at, mark), object) if object.is_none_or(|object| at < object) => {
+                    (Until::Mark(at, mark), object)
+                        if at <= NAME_BYTES_MAX && object.is_none_or(|object| at < object) =>
+                    {
                         self.name = text[..at].trim().to_owned();
                         self.place = NamePlace::Separated;
                         Step::On(at + mark.len())
@@ -104,8 +106,11 @@ impl NamedCalls {
     /// Skips the text between the name and the object.
     fn separated(&mut self, text: &str, call: &mut CallText) -> Step {
         let Some(object) = text.find('{') else {
-            return if text.len() > NAME_BYTES_MAX { Step::Broken(0) } else { Step::Wait };
+            return if text.len() > 2 * NAME_BYTES_MAX { Step::Broken(0) } else { Step::Wait };
         };
+        if object > 2 * NAME_BYTES_MAX {
+            return Step::Broken(0);
+        }
         let between = text[..object].trim();
         let between = between.strip_suffix(FENCE).unwrap_or(between).trim();
         let between = self.marks.separators.last().map_or(between, |last| between.trim_end_matches(last)).trim();
@@ -113,7 +118,7 @@ impl NamedCalls {
         if !between.is_empty() && self.marks.separators.len() == 1 {
             self.name = between.to_owned();
         }
-        if self.name.is_empty() || self.name.len() > NAME_BYTES_MAX || object > 2 * NAME_BYTES_MAX {
+        if self.name.is_empty() || self.name.len() > NAME_BYTES_MAX {
             return Step::Broken(object);
         }
         call.name = Some(self.name.clone());

@@ -1,9 +1,9 @@
 //! Answers of all formats, split at every place.
-use ToolFormat::{Hermes, Lfm2, Llama3, Xml};
+use ToolFormat::{Hermes, Keyed, Lfm2, Llama3, Mistral, Xml};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::*;
+use super::{syntax::NAME_BYTES_MAX, *};
 
 /// The tools of a request.
 fn schemas() -> Arc<ToolSchemas> {
@@ -117,6 +117,21 @@ fn call_may_lack_end_marker_or_arguments() {
     check(Hermes, r#"<tool_call>{"name":"f"}</tool_call>"#, &[call(0, "f", "{}")]);
     check(Hermes, r#"<tool_call>{"name":"f","arguments":{}} and"#, &[call(0, "f", "{}"), content(" and")]);
     check(Hermes, r#"<tool_call>{"arguments":"{\"a\":1}","name":"f"}</tool_call>"#, &[call(0, "f", r#"{"a":1}"#)]);
+}
+
+/// A call may begin inside what was too long for a name, however the text arrives.
+#[test]
+fn too_long_names_are_content_up_to_the_next_call() {
+    let long = "n".repeat(NAME_BYTES_MAX);
+    let keyed = "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>";
+    let text = format!("<tool_call>{long} {keyed}");
+    check(Keyed, &text, &[content(&format!("<tool_call>{long}")), call(0, "f", r#"{"a":1}"#)]);
+    let spaced = format!("<tool_call>f{}\n</tool_call>", " ".repeat(NAME_BYTES_MAX));
+    check(Keyed, &spaced, &[content(&spaced)]);
+    let mistral = format!("[TOOL_CALLS]{long}n[ARGS]{{}}");
+    check(Mistral, &mistral, &[content(&mistral)]);
+    let apart = format!("[TOOL_CALLS]f[ARGS]{}{{}}", " ".repeat(NAME_BYTES_MAX + 1));
+    check(Mistral, &apart, &[call(0, "f", "{}")]);
 }
 
 #[test]
