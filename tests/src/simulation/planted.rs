@@ -3,15 +3,20 @@
 use std::{iter, time::Duration};
 
 use common::{
+    fault::Loss,
     ids::{Epoch, MemberIndex, Rank, RequestId, TopologyHash},
     planted::{Planted, plant},
     sampling::SamplingParameters,
 };
-use daemon::node::{
-    Event, Node, SessionId,
-    driver::state::StateLock,
-    machine::{NodeInit, Patience, QUEUE_MAX},
-    steward::{PAUSE_MAX, longer_pause},
+use daemon::{
+    config::Liveness,
+    node::{
+        Event, Node, SessionId,
+        driver::state::StateLock,
+        machine::{NodeInit, Patience, QUEUE_MAX},
+        pulse::Peer,
+        steward::{PAUSE_MAX, longer_pause},
+    },
 };
 use engine::{head::admission::refusal, plan::Limits};
 use protocol::{
@@ -42,6 +47,7 @@ fn finder(bug: Planted) -> Finder {
         Planted::AnyLinkAccepted => Finder::Property(other_link_is_refused),
         Planted::QueueUnbounded => Finder::Property(queue_is_bounded),
         Planted::PauseUnbounded => Finder::Property(pause_is_bounded),
+        Planted::SilenceUnnoticed => Finder::Property(silence_is_noticed),
         _ => Finder::Histories,
     }
 }
@@ -173,12 +179,20 @@ fn other_link_is_refused() -> bool {
     node.expects_links(Epoch(1), hash) && !node.expects_links(Epoch(2), hash)
 }
 
-/// A head takes no more requests than its queue has places.
+/// Histories seldom notice: a stopped peer also stalls, and its links are reset when it runs again.
+fn silence_is_noticed() -> bool {
+    let second = Duration::from_secs(1);
+    let liveness = Liveness { heartbeat: second / 4, silent: 2 * second, stall: 10 * second };
+    let peer = Peer::new(second);
+    peer.lost(&liveness, 3 * second).is_none() && peer.lost(&liveness, 4 * second) == Some(Loss::Silent)
+}
+
 fn pause_is_bounded() -> bool {
     let pauses = iter::successors(Some(Duration::from_millis(500)), |pause| Some(longer_pause(*pause)));
     pauses.take(20).all(|pause| pause <= PAUSE_MAX)
 }
 
+/// A head takes no more requests than its queue has places.
 fn queue_is_bounded() -> bool {
     let (mut node, hash) = (prepared(), topology("tp2").hash());
     let ask = |id, body| Event::Request {

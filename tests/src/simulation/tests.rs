@@ -78,6 +78,7 @@ fn bugs_that_properties_find_are_found() {
         Planted::AnyLinkAccepted,
         Planted::QueueUnbounded,
         Planted::PauseUnbounded,
+        Planted::SilenceUnnoticed,
     ] {
         check_found(bug, 0, "property");
     }
