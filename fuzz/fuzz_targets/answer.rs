@@ -1,7 +1,7 @@
 //! Thoughts and tool calls in the text of an answer, in pieces as a stream delivers them, for every chat format; and the
 //! grammar that holds an answer to these calls.
 #![no_main]
-use std::{fmt::Write, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc};
 
 use bramble_fuzz::{
     cut::{Input, pieces},
@@ -32,23 +32,33 @@ const FORMATS: [ToolFormat; 13] = [
 const THINKING: [Thinking; 3] = [Thinking::None, Thinking::Marked, Thinking::Open];
 const TOOLS: &str = r#"[{"name":"f","parameters":{"type":"object","properties":{"a":{"type":"string"},"b":{"type":"integer"},"c":{"type":"array","items":{"type":"object"}}},"required":["a"]}},{"name":"get.it"}]"#;
 
-/// What a client receives, independent of how the text was cut.
-fn shown(parts: &[AnswerPart]) -> String {
-    let mut text = String::new();
-    let mut open = (String::new(), String::new());
+/// What a client receives, independent of how the text was cut: thoughts, content, the other parts in order, and the
+/// arguments of each call.
+#[derive(Debug, Default, PartialEq)]
+struct Shown {
+    thoughts: String,
+    content: String,
+    others: Vec<String>,
+    arguments: BTreeMap<usize, String>,
+}
+
+fn shown(parts: &[AnswerPart]) -> Shown {
+    let mut shown = Shown::default();
     for part in parts {
         match part {
-            AnswerPart::Thought(more) => open.0.push_str(more),
-            AnswerPart::Content(more) => open.1.push_str(more),
-            AnswerPart::Arguments { index, text: more } => {
-                write!(text, "<{index}:{}>", more.len()).expect("a string takes it");
-            }
-            other => write!(text, "{other:?}").expect("a string takes it"),
+            AnswerPart::Thought(more) => shown.thoughts.push_str(more),
+            AnswerPart::Content(more) => shown.content.push_str(more),
+            AnswerPart::Arguments { index, text } => shown.arguments.entry(*index).or_default().push_str(text),
+            other => shown.others.push(format!("{other:?}")),
         }
     }
-    // Arguments may come in other pieces.
-    let lengths = text.split('<').map(|piece| piece.split('>').next_back().unwrap_or_default());
-    format!("{}|{}|{}", open.0, open.1, lengths.collect::<String>())
+    // How much of a broken call's arguments was certain depends on when the call broke.
+    for part in parts {
+        if let AnswerPart::Broken { index } = part {
+            shown.arguments.remove(index);
+        }
+    }
+    shown
 }
 
 fn parse(format: ToolFormat, thinking: Thinking, schemas: Option<Arc<ToolSchemas>>, cut: &[&str]) -> Vec<AnswerPart> {

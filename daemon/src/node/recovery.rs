@@ -53,15 +53,14 @@ impl Node {
         votes.accepted.as_ref().map(|accepted| accepted.next.name())
     }
 
-    /// The epoch of the latest topology that this node has learned without being a member; 0 while it holds one.
-    fn left_for(&self) -> Epoch {
-        let votes = self.voter.votes.as_ref().filter(|_| self.committed.is_none());
-        votes.map_or(Epoch(0), |votes| votes.base.epoch)
+    /// The topology that followed without this node, while it holds none.
+    fn followed_by(&self) -> Option<&Committed> {
+        self.voter.votes.as_ref().filter(|_| self.committed.is_none()).map(|votes| &votes.base)
     }
 
-    /// The highest epoch that it has promised, holds, or was left for.
+    /// The highest epoch that this node knows: promised, held, or that of the topology that followed without it.
     pub fn known_epoch(&self) -> Epoch {
-        self.epoch.max(self.left_for())
+        self.followed_by().map_or(self.epoch, |next| next.epoch.max(self.epoch))
     }
 
     /// Refuses an epoch so far ahead that no later one could follow.
@@ -233,8 +232,8 @@ impl Node {
         if self.unloaded == Some(committed.name()) {
             return (Vec::new(), records);
         }
-        let is_known = self.committed.as_ref().is_some_and(|own| !committed.is_later_than(own));
-        let is_known = is_known || committed.epoch < self.left_for();
+        let is_known = self.committed.as_ref().is_some_and(|own| !committed.is_later_than(own))
+            || self.followed_by().is_some_and(|next| next.is_later_than(&committed));
         if is_known && !is_planted(Planted::OlderTopologyLearned) {
             return (Vec::new(), self.learn_desired(&committed));
         }
@@ -330,9 +329,9 @@ impl Node {
         if is_member && vote.witness != self.witness {
             return abstain("its configuration names a different witness");
         }
-        let left = self.voter.votes.iter().filter(|_| self.committed.is_none()).map(|votes| &votes.base);
-        if let Some(own) = self.committed.iter().chain(left).find(|own| is_member && own.is_later_than(&vote.base)) {
-            return (Vec::new(), Vec::new(), VoteReply::Behind(Box::new(own.clone())));
+        let known = self.committed.as_ref().or_else(|| self.followed_by());
+        if let Some(later) = known.filter(|known| is_member && known.is_later_than(&vote.base)) {
+            return (Vec::new(), Vec::new(), VoteReply::Behind(Box::new(later.clone())));
         }
         if self.open.as_ref().is_some_and(|open| open.assignment.epoch > vote.base.epoch) {
             return abstain("it prepares another assignment");

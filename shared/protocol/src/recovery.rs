@@ -43,15 +43,15 @@ impl Committed {
         self.desired.as_deref().unwrap_or(&self.topology)
     }
 
-    /// Which of two topologies replaces the other one: the later epoch. An operator and a vote, or two operators, may have
-    /// chosen the same epoch among different nodes: then the topology with more members, then the greater hash.
+    /// Which of two topologies wins: the one with the later epoch. An operator and a vote can choose the same epoch when
+    /// nodes are cut off from each other; then the one with more members wins, and then the one with the greater hash.
     pub fn order(&self, other: &Self) -> Ordering {
         let members = (self.topology.members.len(), other.topology.members.len());
         let order = self.epoch.cmp(&other.epoch).then(members.0.cmp(&members.1));
         order.then_with(|| self.topology.hash().0.cmp(&other.topology.hash().0))
     }
 
-    /// Whether it replaces the other topology.
+    /// Whether it wins over the other topology.
     pub fn is_later_than(&self, other: &Self) -> bool {
         self.order(other) == Ordering::Greater
     }

@@ -95,8 +95,8 @@ impl Steward {
     }
 }
 
-/// The address of an absent member of the desired topology that holds an earlier form of it: nodes that were cut off from
-/// each other have both gone on. It would serve that alone, and does not return as long as it holds it.
+/// The address of an absent member of the desired topology that still holds an earlier reduced topology, because it was cut
+/// off. It does not return as long as it holds that one.
 fn outdated(look: &Look) -> Option<String> {
     let members = &look.base.topology.members;
     let mut absent = look.answers.iter().filter(|(_, one)| members.iter().all(|member| member.name != one.name));

@@ -333,7 +333,7 @@ impl Steward {
                 told.extend(joins.map(|one| one.address.clone()));
             }
         }
-        // All members of the next topology answer. An operator's entry has precedence.
+        // A member of the next topology is not away any more. An operator's entry has precedence.
         for member in &next.topology.members {
             if list.of(&member.name, &member.address).is_some_and(is_away) {
                 list.say(&member.name, &member.address, None, &by);

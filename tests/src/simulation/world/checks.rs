@@ -77,10 +77,11 @@ impl World {
     pub(crate) fn check_committed(&mut self, node: usize, committed: &Committed) {
         let (epoch, hash) = committed.name();
         let has = |held: &Committed, node: usize| held.topology.members.iter().any(|one| one.name == name(node));
-        let others = self.machines.iter().enumerate().filter(|(other, _)| *other != node);
-        let mut others = others.filter_map(|(other, machine)| {
+        let mut others = self.machines.iter().enumerate().filter_map(|(other, machine)| {
             let held = machine.process.as_ref().map_or(machine.disk.committed(), |process| process.node.committed())?;
-            let is_other = held.epoch == epoch && held.topology.hash() != hash;
+            // The node itself may be about to replace the topology that it holds.
+            let is_replaced = other == node && committed.is_later_than(held);
+            let is_other = held.epoch == epoch && held.topology.hash() != hash && !is_replaced;
             (is_other && has(held, node) && has(committed, other)).then(|| (other, held.topology.hash()))
         });
         if let Some((other, theirs)) = others.next() {

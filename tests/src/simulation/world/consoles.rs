@@ -99,7 +99,7 @@ pub(crate) struct Console {
 
 /// The operator of all consoles.
 pub(crate) const OPERATOR: &str = "op@console";
-/// Time until a gateway knows that a command has ended: a node that dies before it hears of the end reports nothing new.
+/// How long a gateway may still believe that a command runs: a node that dies before the command ends reports no end.
 const KNOWN: Duration = Duration::from_secs(3);
 /// Pause before a command is repeated.
 const AGAIN: Duration = Duration::from_secs(1);
