@@ -93,7 +93,7 @@ impl Node {
 
     /// Checks a prepare at the current epoch: it brings the committed topology up again and promises nothing new.
     pub(super) fn check_again(&self, prepare: &Prepare) -> Result<(), FaultKind> {
-        let (epoch, by) = (self.epoch, self.latest_by.clone());
+        let (epoch, by) = (self.known_epoch(), self.latest_by.clone());
         let name = (prepare.epoch, prepare.topology.hash());
         if self.unloaded == Some(name) {
             return Err(FaultKind::NotServing { state: "unloaded".into() });
@@ -104,7 +104,7 @@ impl Node {
                 let reason = format!("it holds topology {hash} of epoch {held}, this is {}", name.1);
                 return Err(FaultKind::TopologyInvalid { reason });
             }
-            _ if prepare.epoch < self.known_epoch() => return Err(FaultKind::Superseded { epoch, by }),
+            _ if prepare.epoch < epoch => return Err(FaultKind::Superseded { epoch, by }),
             _ => {}
         }
         if self.accepted_name().is_some_and(|accepted| accepted != name) {

@@ -51,7 +51,7 @@ fn later_of_two_topologies_of_one_epoch_is_learned_and_a_left_one_is_not() {
     recover(&mut node, RecoveryAsk::Learn(Box::new(large)));
     assert!(node.committed().is_none());
     let effects = again(&mut node, OTHER, 5, topology(2));
-    assert!(matches!(failure(&effects), Some(FaultKind::Superseded { .. })), "{effects:?}");
+    assert!(matches!(failure(&effects), Some(FaultKind::Superseded { epoch: Epoch(6), .. })), "{effects:?}");
     let next = Committed::new(Epoch(7), topology(2));
     recover(&mut node, RecoveryAsk::Learn(Box::new(next.clone())));
     assert_eq!(node.committed(), Some(&next));
