@@ -48,7 +48,8 @@ pub struct BlockTable {
     /// Its blocks in layers with a window.
     pub windowed: WindowTable,
     /// Block to copy before the first step, as (source, destination in `blocks`): the cached tokens end inside a block.
-    pub copy: Option<(u32, u32)>,
+    /// Its source is held until [`BlockPool::take_copy`].
+    copy: Option<(u32, u32)>,
     /// Number of full blocks whose content is published.
     published: usize,
     /// Serial of the last of them.
@@ -186,15 +187,34 @@ impl BlockPool {
         // With a window, only whole blocks are reused.
         let rest = if self.windowed.is_some() { &[] } else { &rest[..rest.len().min(KV_BLOCK_LENGTH)] };
         let partial_match = self.partial_match(content_id, rest);
+        let source = partial_match.map(|(from, _)| from);
+        // Without room to hold the source, too, it becomes the sequence's own block.
+        let has_room = self.available() > count - shared;
+        let moved = source.filter(|from| !has_room && self.blocks[*from as usize].holders == 0);
+        if let Some(from) = source {
+            self.hold(from);
+        }
+        if let Some(from) = moved {
+            self.unpublish(from);
+            blocks.push(from);
+        }
         let windowed = self.windowed.as_mut().map(|windowed| {
             let contents: Vec<_> = blocks.iter().map(|block| self.blocks[*block as usize].content_id).collect();
             windowed.take(&contents, count)
         });
         let windowed = windowed.unwrap_or_default();
-        blocks.extend((shared..count).map_while(|_| self.alloc()));
-        let copy = partial_match.map(|(from, _)| (from, blocks[shared]));
+        blocks.extend((blocks.len()..count).map_while(|_| self.alloc()));
+        let copy = source.filter(|_| moved.is_none()).map(|from| (from, blocks[shared]));
         let cached = shared * KV_BLOCK_LENGTH + partial_match.map_or(0, |(_, tokens)| tokens);
         Some(BlockTable { blocks, cached, windowed, copy, published: shared, content_id })
+    }
+
+    /// Hands over the copy of a sequence for a plan. Its source may get other content only behind that plan: ranks read
+    /// keys and values of later orders from their disks before the plan arrives.
+    pub fn take_copy(&mut self, table: &mut BlockTable) -> Option<(u32, u32)> {
+        let copy = table.copy.take()?;
+        self.release_block(copy.0);
+        Some(copy)
     }
 
     fn hold(&mut self, number: u32) {
@@ -264,6 +284,9 @@ impl BlockPool {
     /// Releases the blocks of a finished sequence; those that hold `computed` tokens (fed through the layers) stay
     /// cached.
     pub fn release(&mut self, mut table: BlockTable, computed: &[u32]) {
+        // The block to be copied for it has no content until a step that copies it was sent.
+        let whole = computed.len() / KV_BLOCK_LENGTH * KV_BLOCK_LENGTH;
+        let computed = if self.take_copy(&mut table).is_some() { &computed[..whole] } else { computed };
         self.publish(&mut table, computed);
         let rest = computed.get(table.published * KV_BLOCK_LENGTH..).unwrap_or_default();
         if let Some(number) = table.blocks.get(table.published).filter(|_| self.shares && !rest.is_empty()) {
@@ -276,20 +299,23 @@ impl BlockPool {
         }
         // Last block first: the end of a sequence is the part that the fewest prompts can reuse, so it is evicted
         // first.
-        for number in table.blocks.into_iter().rev() {
-            let block = &mut self.blocks[number as usize];
-            block.holders -= 1;
-            if block.holders > 0 {
-                continue;
-            }
-            if block.content.is_none() {
-                self.free.push(number);
-                continue;
-            }
-            self.clock += 1;
-            block.released = self.clock;
-            self.evictable.insert((self.clock, number));
+        table.blocks.into_iter().rev().for_each(|number| self.release_block(number));
+    }
+
+    /// Ends one hold of a block; if it was the last one, the block is free, or cached if it has content.
+    fn release_block(&mut self, number: u32) {
+        let block = &mut self.blocks[number as usize];
+        block.holders -= 1;
+        if block.holders > 0 {
+            return;
         }
+        if block.content.is_none() {
+            self.free.push(number);
+            return;
+        }
+        self.clock += 1;
+        block.released = self.clock;
+        self.evictable.insert((self.clock, number));
     }
 }
 

@@ -44,11 +44,23 @@ struct Held {
     computed: usize,
 }
 
+impl Held {
+    /// Copies the block in which its cached tokens end, as a step does, at any time before the first computed token.
+    fn copy(&mut self, blocks: &mut BlockPool, memory: &mut Memory) {
+        if let Some((from, to)) = blocks.take_copy(&mut self.table) {
+            memory.0[to as usize] = memory.0[from as usize].clone();
+        }
+        memory.check(&self.table, &self.tokens, self.computed);
+    }
+}
+
 /// Every block is free, cached or held, and its reference count matches the sequences that hold it.
 #[track_caller]
 fn check(blocks: &BlockPool, sequences: &[Held]) {
     let mut holders = vec![0; COUNT];
-    sequences.iter().flat_map(|one| &one.table.blocks).for_each(|block| holders[*block as usize] += 1);
+    let sources = |one: &Held| one.table.copy.map(|(from, _)| from);
+    let all = |one: &Held| one.table.blocks.iter().copied().chain(sources(one)).collect::<Vec<u32>>();
+    sequences.iter().flat_map(all).for_each(|block| holders[block as usize] += 1);
     let held: Vec<u32> = blocks.blocks.iter().map(|block| block.holders).collect();
     assert_eq!(held, holders);
     let mut unheld: Vec<u32> =
@@ -82,18 +94,19 @@ fn no_block_is_lost_and_cached_tokens_match_prompt() {
                         assert_eq!(blocks.available(), before);
                         continue;
                     };
-                    if let Some((from, to)) = table.copy {
-                        memory.0[to as usize] = memory.0[from as usize].clone();
-                    }
                     assert!(table.cached < length && table.cached >= blocks.cached_whole(&tokens));
-                    memory.check(&table, &tokens, table.cached);
                     cached += table.cached;
                     let computed = table.cached;
-                    sequences.push(Held { table, tokens, computed });
+                    let mut one = Held { table, tokens, computed };
+                    if random.below(2) == 0 {
+                        one.copy(&mut blocks, &mut memory);
+                    }
+                    sequences.push(one);
                 }
                 2 | 3 if !sequences.is_empty() => {
                     let index = random.below(sequences.len());
                     let one = &mut sequences[index];
+                    one.copy(&mut blocks, &mut memory);
                     let room = one.table.blocks.len() * KV_BLOCK_LENGTH;
                     if one.computed == one.tokens.len() && one.tokens.len() < room {
                         one.tokens.push(random.below(3) as u32);
@@ -105,7 +118,9 @@ fn no_block_is_lost_and_cached_tokens_match_prompt() {
                 }
                 4 if !sequences.is_empty() => {
                     let one = sequences.swap_remove(random.below(sequences.len()));
-                    memory.check(&one.table, &one.tokens, one.computed);
+                    if one.table.copy.is_none() {
+                        memory.check(&one.table, &one.tokens, one.computed);
+                    }
                     blocks.release(one.table, &one.tokens[..one.computed]);
                 }
                 _ => {}
@@ -154,6 +169,30 @@ fn last_prompt_token_is_computed_and_partial_block_copied() {
     assert_eq!((short.cached, short.copy), (9, Some((first.blocks[0], short.blocks[0]))));
     assert!(blocks.take(&[7; 97], 97, usize::MAX).is_none(), "five of eight blocks are held");
     assert!(blocks.take(&[7; 96], 96, usize::MAX).is_some());
+}
+
+#[test]
+fn source_of_a_copy_is_given_to_no_other_sequence_before_it() {
+    let mut blocks = BlockPool::new(4);
+    let prompt = [5; 40];
+    let first = computed(&mut blocks, &prompt);
+    blocks.release(first, &prompt);
+    let mut second = blocks.take(&prompt, 40, usize::MAX).expect("there is room");
+    assert_eq!((second.cached, second.copy.is_some(), blocks.available()), (39, true, 1));
+    assert_eq!(blocks.take(&[7; 64], 64, usize::MAX), None, "it needs the block that is copied later");
+    assert!(blocks.take_copy(&mut second).is_some());
+    assert!(blocks.take(&[7; 64], 64, usize::MAX).is_some());
+}
+
+#[test]
+fn partly_matching_block_is_taken_over_without_room_for_a_copy() {
+    let mut blocks = BlockPool::new(2);
+    let prompt = [5; 40];
+    let first = computed(&mut blocks, &prompt);
+    let places = first.blocks.clone();
+    blocks.release(first, &prompt);
+    let second = blocks.take(&prompt, 64, usize::MAX).expect("all its blocks are cached");
+    assert_eq!((second.cached, second.copy, &second.blocks), (39, None, &places));
 }
 
 #[test]

@@ -181,9 +181,6 @@ impl Scheduler {
         if let Some(index) = slots.position(|slot| slot.as_ref().is_some_and(|running| running.key == key))
             && let Some(running) = self.slots[index].take()
         {
-            // The block to be copied for it has no content until a step that copies it was sent.
-            let whole = running.fed / KV_BLOCK_LENGTH * KV_BLOCK_LENGTH;
-            let computed = if running.table.copy.is_some() { whole } else { running.fed };
             let is_open = matches!(running.phase, Phase::Open);
             if let Phase::Awaiting(Opening { awaited: Some(awaited), .. }) = running.phase {
                 self.states.settle(awaited, &[]);
@@ -192,7 +189,7 @@ impl Scheduler {
                 self.states.save(Slot(index as u16), &running.tokens[..running.followed]);
             }
             if !is_planted(Planted::BlocksLeak) {
-                self.blocks.release(running.table, &running.tokens[..computed]);
+                self.blocks.release(running.table, &running.tokens[..running.fed]);
             }
             // Only a sequence that the ranks have opened is closed there.
             self.closed.extend(is_open.then_some(Slot(index as u16)));
@@ -447,7 +444,7 @@ impl Scheduler {
             let Phase::Opening(Opening { sampling, grammar, cached, .. }) = phase else { continue };
             plan.blocks.extend(running.table.blocks.iter().map(|block| (slot, *block)));
             plan.windowed.extend(running.table.windowed.places().map(|place| (slot, place.0, place.1)));
-            plan.copies.extend(running.table.copy.take());
+            plan.copies.extend(self.blocks.take_copy(&mut running.table));
             plan.opened.push(Opened { slot, sampling, cached: cached as u32, prompt: running.tokens.clone(), grammar });
         }
     }

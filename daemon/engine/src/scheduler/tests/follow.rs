@@ -144,6 +144,14 @@ impl Rank {
     }
 }
 
+/// How many tokens of a prompt come from elsewhere, those that are cached included.
+fn awaited_length(remote: &AwaitedPrompt, prompt: &[u32]) -> usize {
+    match remote.source {
+        KvSource::Group => prompt.len() - 1,
+        KvSource::Store { tokens } => tokens,
+    }
+}
+
 /// The head with its pipeline, and its requests.
 struct World {
     random: HistoryRandom,
@@ -220,6 +228,11 @@ impl World {
         self.scheduler.release_compiled(|_| random.below(4) == 0);
         let is_sent = self.under_way.len() < self.stages && self.scheduler.next_plan(&mut plan);
         while let Some(remote) = self.scheduler.next_awaited() {
+            // The order is sent before the plan: keys and values may arrive before the step.
+            if self.random.below(2) == 0 {
+                let prompt = &self.requests[&remote.key].0;
+                self.rank.receive(&remote, prompt, awaited_length(&remote, prompt));
+            }
             self.away.push(remote);
         }
         if !is_sent {
@@ -260,10 +273,7 @@ impl World {
         }
         let remote = self.away.swap_remove(self.random.below(self.away.len()));
         let prompt = &self.requests[&remote.key].0;
-        let all = match remote.source {
-            KvSource::Group => prompt.len() - 1,
-            KvSource::Store { tokens } => tokens,
-        };
+        let all = awaited_length(&remote, prompt);
         let tokens = match self.random.below(3) {
             0 => 0,
             // A part is of use only in layers that attend to everything.
