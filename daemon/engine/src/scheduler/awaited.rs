@@ -56,7 +56,7 @@ impl Scheduler {
         // A partially matching block is received or computed as a whole.
         let first_block = table.cached / KV_BLOCK_LENGTH;
         let blocks = table.blocks.clone();
-        drop(self.blocks.take_copy(table));
+        self.blocks.take_copy(table);
         let received = match source {
             KvSource::Group => prompt_length - 1,
             KvSource::Store { tokens } => tokens.min(prompt_length - 1),
