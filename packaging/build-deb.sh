@@ -1,21 +1,22 @@
 #!/usr/bin/env bash
 # Builds bramble-daemon and bramble-console for amd64 and arm64: packaging/build-deb.sh [FOLDER], default target/debian.
 # As root it installs missing dependencies; otherwise it lists them. Needs Rust (cargo), python3 and Debian 12 or later on
-# amd64. The bytes should depend only on the commit and the compilers: reproducible-test.sh compares two builds.
-# BRAMBLE_ARCHS="amd64" builds only for these. BRAMBLE_AS_BUILT=1 packs the programs that other steps have built in target
-# and target/cross, with the folder's name in some of their messages.
+# amd64. The bytes should depend only on the commit and the compilers: reproducible-test.sh compares two builds. The programs
+# are built with the profile `dist`, which makes them small. BRAMBLE_ARCHS="amd64" builds only for these. BRAMBLE_AS_BUILT=1
+# packs the larger programs that other steps have built in target and target/cross, with the folder's name in some messages.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=$(realpath -m "${1:-target/debian}")
 tools=$PWD/target/tools
 archs=${BRAMBLE_ARCHS:-amd64 arm64}
+profile=${BRAMBLE_AS_BUILT:+release} profile=${profile:-dist}
 for arch in $archs; do
     [[ $arch =~ ^(amd64|arm64)$ ]] || { echo "build-deb: no packages for $arch: BRAMBLE_ARCHS is amd64, arm64 or both" >&2; exit 1; }
 done
 # The packages contain the time of the commit, not of the build. Only cargo-deb may see it: build scripts of C code run again
 # when SOURCE_DATE_EPOCH changes, and with them the whole workspace is compiled again.
 committed=$(git log -1 --format=%ct 2>/dev/null || date +%s)
-deb() { SOURCE_DATE_EPOCH=$committed "$tools/bin/cargo-deb" "$@" --no-build --strip --quiet --output "$out/"; }
+deb() { SOURCE_DATE_EPOCH=$committed "$tools/bin/cargo-deb" "$@" --profile $profile --no-build --strip --quiet --output "$out/"; }
 triple() { case $1 in amd64) echo x86_64-unknown-linux-gnu ;; arm64) echo aarch64-unknown-linux-gnu ;; esac; }
 need() { # need PACKAGE..: Debian packages
     local missing=() package
@@ -63,11 +64,11 @@ mkdir -p "$out"
 for arch in $archs; do
     (
         prepare "$arch"
-        target=() built=$CARGO_TARGET_DIR/release
+        target=() built=$CARGO_TARGET_DIR/$profile
         if [ "$arch" != amd64 ]; then
-            target=(--target "$(triple "$arch")") built=$CARGO_TARGET_DIR/$(triple "$arch")/release
+            target=(--target "$(triple "$arch")") built=$CARGO_TARGET_DIR/$(triple "$arch")/$profile
         fi
-        cargo build --release --locked -p bramble-daemon -p bramble-console "${target[@]}"
+        cargo build --profile $profile --locked -p bramble-daemon -p bramble-console "${target[@]}"
         for package in bramble-daemon bramble-console; do
             SOURCE_DATE_EPOCH=$committed packaging/sbom.py $package "$(triple "$arch")" "$built/$package.cdx.json"
             deb -p $package "${target[@]}"

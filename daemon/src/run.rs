@@ -6,7 +6,11 @@ use kernels::Kernels;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use protocol::noise::keyring;
 use tracing_subscriber::{
-    EnvFilter, Layer as _, filter::filter_fn, fmt, layer::SubscriberExt, util::SubscriberInitExt,
+    Layer as _,
+    filter::{LevelFilter, Targets, filter_fn},
+    fmt,
+    layer::SubscriberExt,
+    util::SubscriberInitExt,
 };
 
 use crate::{
@@ -104,7 +108,9 @@ fn allow_descriptors() {
 /// Logs to the ring that consoles read, to standard error (without time and colour under journald), and to daily files
 /// if the settings name a folder.
 fn write_log(config: &Config) -> anyhow::Result<Option<tracing_appender::non_blocking::WorkerGuard>> {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let wanted = std::env::var("RUST_LOG").ok().map(|text| text.parse::<Targets>()).transpose();
+    let (wanted, refused) = wanted.map_or_else(|error| (None, Some(error)), |wanted| (wanted, None));
+    let filter = wanted.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO));
     let journald = log::is_journal(std::env::var("JOURNAL_STREAM").ok().as_deref(), Path::new("/proc/self/fd/2"));
     let console = fmt::layer().with_writer(OneLineEach(std::io::stderr)).with_target(false).with_ansi(false);
     let console = if journald { console.without_time().boxed() } else { console.boxed() };
@@ -118,5 +124,10 @@ fn write_log(config: &Config) -> anyhow::Result<Option<tracing_appender::non_blo
         None => (None, None),
     };
     tracing_subscriber::registry().with(filter).with(log::RecentLog).with(console).with(files).init();
+    if let Some(error) = refused {
+        tracing::warn!(
+            "RUST_LOG has no effect: {error}; write for example RUST_LOG=debug or RUST_LOG=info,engine=debug"
+        );
+    }
     Ok(guard)
 }

@@ -239,7 +239,8 @@ def main():
         # An operator with the old console has assigned the topology; without it, the new one does.
         if os.path.exists(os.path.join(arguments.old, "console")):
             bramble.RELEASE = arguments.old
-        bramble.generate(daemons, MODEL, "ROMEO:", 2, "--topology", arguments.topology)
+        # Release 0.1 asks no question, and knows no --yes.
+        bramble.console("generate", "--nodes", nodes(daemons), "--model", MODEL, "--prompt", "ROMEO:", "--max-tokens", "2", "--topology", arguments.topology)
         bramble.RELEASE = new
         replicas = [daemons[begin : begin + width] for begin in range(0, count, width)]
         results, wrong = asyncio.run(go(daemons, replicas, arguments, new))
