@@ -58,9 +58,10 @@ impl Held {
 #[track_caller]
 fn check(blocks: &BlockPool, sequences: &[Held]) {
     let mut holders = vec![0; COUNT];
-    let sources = |one: &Held| one.table.copy.map(|(from, _)| from);
-    let all = |one: &Held| one.table.blocks.iter().copied().chain(sources(one)).collect::<Vec<u32>>();
-    sequences.iter().flat_map(all).for_each(|block| holders[block as usize] += 1);
+    for Held { table, .. } in sequences {
+        let source = table.copy.map(|(from, _)| from);
+        table.blocks.iter().chain(&source).for_each(|block| holders[*block as usize] += 1);
+    }
     let held: Vec<u32> = blocks.blocks.iter().map(|block| block.holders).collect();
     assert_eq!(held, holders);
     let mut unheld: Vec<u32> =
