@@ -19,6 +19,9 @@ use nix::{
 
 use crate::programs::{CONFIG_HOME, DATA_HOME, NO_FOLDER, PATIENCE, wait_until};
 
+/// Time limit for what a program has printed before its end to be on the screen.
+const LAST_BYTES: Duration = Duration::from_secs(5);
+
 /// A running program and its screen.
 pub struct Terminal {
     child: Child,
@@ -92,10 +95,12 @@ impl Terminal {
     /// If the text does not appear, or the program ends before.
     #[track_caller]
     pub fn wait_for(&mut self, text: &str) {
-        let deadline = Instant::now() + PATIENCE;
+        let mut deadline = Instant::now() + PATIENCE;
         while !self.screen().contains(text) {
-            let ended = self.child.try_wait().expect("a child can be watched");
-            assert!(ended.is_none() && Instant::now() < deadline, "no {text:?} on:\n{}", self.screen());
+            assert!(Instant::now() < deadline, "no {text:?} on:\n{}", self.screen());
+            if self.child.try_wait().expect("a child can be watched").is_some() {
+                deadline = deadline.min(Instant::now() + LAST_BYTES);
+            }
             std::thread::park_timeout(Duration::from_millis(5));
         }
     }
