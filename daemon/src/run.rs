@@ -108,9 +108,11 @@ fn allow_descriptors() {
 /// Logs to the ring that consoles read, to standard error (without time and colour under journald), and to daily files
 /// if the settings name a folder.
 fn write_log(config: &Config) -> anyhow::Result<Option<tracing_appender::non_blocking::WorkerGuard>> {
-    let wanted = std::env::var("RUST_LOG").ok().map(|text| text.parse::<Targets>()).transpose();
-    let (wanted, refused) = wanted.map_or_else(|error| (None, Some(error)), |wanted| (wanted, None));
-    let filter = wanted.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO));
+    let usual = Targets::new().with_default(LevelFilter::INFO);
+    let wanted = std::env::var("RUST_LOG").ok().filter(|text| !text.trim().is_empty());
+    let wanted = wanted.map_or_else(|| Ok(usual.clone()), |text| text.parse());
+    let refused = wanted.as_ref().err().map(ToString::to_string);
+    let filter = wanted.unwrap_or(usual);
     let journald = log::is_journal(std::env::var("JOURNAL_STREAM").ok().as_deref(), Path::new("/proc/self/fd/2"));
     let console = fmt::layer().with_writer(OneLineEach(std::io::stderr)).with_target(false).with_ansi(false);
     let console = if journald { console.without_time().boxed() } else { console.boxed() };

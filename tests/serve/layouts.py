@@ -2,10 +2,11 @@
 """Requests of all lengths, eight at a time, on every kind of layout: none may fail, and every greedy answer must equal
 the one that the same layout gives to the request alone.
 
-usage: tests/serve/layouts.py [--topologies tp1,pp2,..] [--requests 1000] [--at-a-time 8] [--seed 1] [--short] [--model FILE --ids 259-295]
+usage: tests/serve/layouts.py [--topologies tp1,pp2,..] [--requests 1000] [--at-a-time 8] [--seed 1] [--short] [--model FILE --ids 259-295] [--programs DIR]
 
 Prompts have 1 to 400 tokens, answers 1 to 64. --short (for .ci/run): 150 requests on four layouts. --model:
-another model than the demo's, with the ids of its words. Exit code 1 if a request failed or an answer differs.
+another model than the demo's, with the ids of its words. --programs: other ones than those of target/release. Exit code 1
+if a request failed or an answer differs.
 
 cargo build --release --locked --workspace
 """
@@ -82,6 +83,15 @@ async def load(hosts, arguments):
     return failed, differ
 
 
+def serve(cluster, model, topology):
+    """Daemons that serve the model, and their HTTP addresses."""
+    daemons = [cluster.add(f"pi{index + 1}", address, settings=bramble.QUIET + "threads = 1\n") for index, address in enumerate(bramble.loopback(count(topology)))]
+    bramble.generate(daemons, os.path.basename(model), "ROMEO:", 2, "--topology", topology, context=512)
+    hosts = [client.place(daemon) for daemon in daemons]
+    asyncio.run(client.until_healthy(hosts))
+    return daemons, hosts
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--topologies", default=None)
@@ -91,22 +101,21 @@ def main():
     parser.add_argument("--short", action="store_true")
     parser.add_argument("--model", default=MODEL)
     parser.add_argument("--ids", default=IDS)
+    parser.add_argument("--programs", metavar="DIR")
     arguments = parser.parse_args()
+    bramble.RELEASE = os.path.abspath(arguments.programs or bramble.RELEASE)
     models, model = os.path.split(os.path.abspath(arguments.model))
     arguments.requests = arguments.requests or (150 if arguments.short else 1000)
     topologies = arguments.topologies or (SHORT if arguments.short else ALL)
     code = 0
     for topology in topologies.split(","):
         with bramble.Cluster(models) as cluster:
-            nodes = count(topology)
-            daemons = [cluster.add(f"pi{index + 1}", address, settings=bramble.QUIET + "threads = 1\n") for index, address in enumerate(bramble.loopback(nodes))]
-            bramble.generate(daemons, model, "ROMEO:", 2, "--topology", topology, context=512)
-            hosts = [client.place(daemon) for daemon in daemons]
-            asyncio.run(client.until_healthy(hosts))
+            daemons, hosts = serve(cluster, model, topology)
             begin = time.monotonic()
             failed, differ = asyncio.run(load(hosts, arguments))
+            spent = sum(bramble.processor_seconds(daemon.process.pid) for daemon in daemons)
             faults = [line for daemon in daemons for line in daemon.text().splitlines() if "the engine failed" in line]
-        print(f"{topology:24} {arguments.requests} requests in {time.monotonic() - begin:.1f} s: {len(failed)} failed, {len(differ)} differ, {len(faults)} engines ended", flush=True)
+        print(f"{topology:24} {arguments.requests} requests in {time.monotonic() - begin:.1f} s: {len(failed)} failed, {len(differ)} differ, {len(faults)} engines ended; {spent:.1f} processor seconds", flush=True)
         for line in [*failed[:3], *differ[:3], *faults[:3]]:
             print(f"   {line}", file=sys.stderr)
         code |= bool(failed or differ or faults)
