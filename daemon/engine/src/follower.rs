@@ -80,7 +80,7 @@ impl Follower {
                     match (self.plan.continues, is_pipeline) {
                         (false, _) => group.timing.idle(),
                         (true, true) => group.timing.close_bubble(compute, sent, arrived),
-                        (true, false) => drop(group.timing.close(span)),
+                        (true, false) => group.timing.close_plan(span),
                     }
                     if kind == FrameKind::Draft {
                         group.timing.begin_draft(self.plan.entries.len() as u32);

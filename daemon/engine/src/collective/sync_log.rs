@@ -1,6 +1,12 @@
 //! Records of a rank's latest all-reduces and hand-overs. An all-reduce record takes one additional word for each peer
 //! of the stage.
-use std::{ops::Range, sync::OnceLock};
+use std::{
+    ops::Range,
+    sync::{
+        OnceLock,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
 
 use collectives::Table;
 use common::{
@@ -44,6 +50,8 @@ pub struct SyncLog {
     stage: Range<u16>,
     table: OnceLock<Table>,
     hops: HopRing,
+    /// Nanoseconds.
+    plan_stalls: AtomicU64,
 }
 
 impl SyncLog {
@@ -51,7 +59,7 @@ impl SyncLog {
     pub fn new(own: Rank, stage: Range<u16>) -> Self {
         let peers = stage.clone().filter(|rank| *rank != own.0).count();
         let records = WordRing::new(RECORDS_MAX.min(ARRIVALS_MAX / peers.max(1)), WORDS + peers);
-        Self { records, own, stage, table: OnceLock::new(), hops: HopRing::default() }
+        Self { records, own, stage, table: OnceLock::new(), hops: HopRing::default(), plan_stalls: AtomicU64::new(0) }
     }
 
     /// Creates the ring of a rank without peers.
@@ -85,6 +93,15 @@ impl SyncLog {
     /// The hand-overs of this rank, if it is part of a pipeline.
     pub fn hops(&self) -> &HopRing {
         &self.hops
+    }
+
+    /// How long the leader's plans stalled this rank so far, outside of all-reduces.
+    pub fn plan_stalls(&self) -> Nanoseconds {
+        Nanoseconds(self.plan_stalls.load(Relaxed))
+    }
+
+    pub(super) fn add_plan_stall(&self, stall: Nanoseconds) {
+        self.plan_stalls.fetch_add(stall.0, Relaxed);
     }
 
     /// Calls `visit` for each record since `cursor` that still exists, and moves the cursor to the end.

@@ -8,7 +8,7 @@ use common::{
     units::Nanoseconds,
 };
 use kernels::PoolClock;
-use telemetry::{HopRecord, PhaseTotals, RankTotals, SyncKind};
+use telemetry::{HopRecord, PhaseTotals, RankTotals, SyncKind, UsualWait};
 
 use super::sync_log::{Entry, SyncLog};
 
@@ -69,6 +69,7 @@ pub struct StepTiming {
     /// (`sending`).
     computed: Nanoseconds,
     sending: Nanoseconds,
+    usual_plan: UsualWait,
 }
 
 impl StepTiming {
@@ -87,6 +88,7 @@ impl StepTiming {
             threads: None,
             computed: Nanoseconds(0),
             sending: Nanoseconds(0),
+            usual_plan: UsualWait::default(),
         }
     }
 
@@ -186,6 +188,13 @@ impl StepTiming {
         let entry = Entry { step, enter, exit, layer, kind, tokens, compute, wait, slowest, last, late };
         let since = |at: Instant| Nanoseconds(at.saturating_duration_since(span.sent).as_nanos() as u64);
         self.ring.push(&entry, heard.map(|heard| heard.map(|(first, whole)| (since(first), since(whole)))));
+    }
+
+    /// Like [`Self::close`], for the wait for a plan that follows the previous step without a pause; a stall is recorded.
+    pub fn close_plan(&mut self, span: ExchangeTiming) {
+        let stall = self.usual_plan.stall(Nanoseconds(span.arrived.duration_since(span.sent).as_nanos() as u64), 1);
+        self.ring.add_plan_stall(stall);
+        self.close(span);
     }
 
     /// Closes a wait for a step's plan: all of it counts as pipeline bubble.
@@ -288,6 +297,22 @@ mod tests {
         let expected =
             [(Some(time(60)), 440, 100, 0), (Some(time(80)), 0, 900, 0), (None, 400, 50, 0), (None, 0, 300, 20)];
         assert_eq!(times, expected);
+    }
+
+    #[test]
+    fn only_unusually_long_waits_for_plans_are_stalls() {
+        let ring = Arc::new(SyncLog::alone());
+        let mut timing = StepTiming::new(Rank(1), Arc::clone(&ring));
+        let (sent, slowest) = (Instant::now(), SlowestRank { compute: Nanoseconds(0), rank: Rank(0) });
+        let mut wait = |milliseconds| {
+            let arrived = sent + Duration::from_millis(milliseconds);
+            let (compute, last) = (Nanoseconds(0), (Rank(0), Nanoseconds(0)));
+            timing.close_plan(ExchangeTiming { compute, slowest, last, sent, arrived });
+            ring.plan_stalls().0 / 1_000_000
+        };
+        (0..1000).for_each(|_| assert_eq!(wait(3), 0));
+        assert!((92..=93).contains(&wait(95)), "the usual wait does not count");
+        assert!((92..=93).contains(&wait(15)));
     }
 
     fn take_last(timing: &mut StepTiming, began: Instant) {

@@ -6,7 +6,7 @@ use common::{
     fault::{Fault, FaultKind},
     ids::RequestId,
     limits::NAME_LENGTH_MAX,
-    units::Bytes,
+    units::{Bytes, Nanoseconds},
 };
 use protocol::{
     message::{Response, ResponseBody},
@@ -117,17 +117,21 @@ impl ClusterView {
 
     /// Share of its time that this node computes, in thousandths, from its recent all-reduces.
     fn busy(&mut self, started: Instant, engine: &RunningEngine) -> Option<u16> {
-        let (cursor, part) = self.balance.part(engine.run, started.elapsed())?;
-        engine.ring.read_since(cursor, |record| part.add(record));
+        let (read, part) = self.balance.part(engine.run, started.elapsed())?;
+        engine.ring.read_since(&mut read.records, |record| part.add(record));
         self.balance.busy()
     }
 
-    /// The rank without which this node would be faster, from its all-reduces so far.
+    /// The rank without which this node would be faster, from its all-reduces and its waits for plans so far.
     fn slow(&mut self, started: Instant, node: &Node, engine: &RunningEngine) -> Option<Slow> {
-        let (cursor, part) = self.slowness.part(engine.run, started.elapsed())?;
-        engine.ring.read_since(cursor, |record| part.add(record));
+        let (read, part) = self.slowness.part(engine.run, started.elapsed())?;
+        engine.ring.read_since(&mut read.records, |record| part.add(record));
+        let stalls = engine.ring.plan_stalls();
+        let new = Nanoseconds(stalls.0 - std::mem::replace(&mut read.plan_stalls, stalls).0);
         let (topology, _, member) = node.topology()?;
-        self.slowness.slow(topology.layout.place(member).group.len() as u16)
+        let place = topology.layout.place(member);
+        part.add_plan_stalls(place.leader(), new);
+        self.slowness.slow(place.group.len() as u16)
     }
 }
 
