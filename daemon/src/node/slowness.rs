@@ -9,9 +9,9 @@ use common::{ids::Rank, latency::ratio, units::Nanoseconds};
 use protocol::recovery::Slow;
 use telemetry::{SyncRecord, UsualWait, straggler::STRAGGLER_FACTOR};
 
-/// Parts of a window. Of the shortest useful window, each is longer than the time between two looks.
+/// Number of parts in a window. In a window of 3 s, a part is still longer than the interval between two reads.
 const PARTS: usize = 10;
-/// During this share of the time with work, the same rank must be last.
+/// Minimum share of the active time during which the same rank must be last.
 const STEADY: f64 = 0.9;
 /// A stage without its straggler must need at most this share of the time that it needs with it; otherwise the rank
 /// stays.
@@ -31,8 +31,8 @@ pub struct WindowPart {
 }
 
 impl WindowPart {
-    /// Adds an all-reduce of this node. Some algorithms let only one rank see who is late with its part, and the others
-    /// wait for that rank's result; a stall counts wherever it is met.
+    /// Adds an all-reduce of this node. In some algorithms only one rank sees whose part is late, and the others wait for
+    /// that rank's result. Stalls therefore count for any missing message.
     pub fn add(&mut self, record: &SyncRecord) {
         self.time += record.compute.0 + record.wait.0 + record.wire.0;
         self.compute += record.compute.0;
@@ -226,10 +226,10 @@ mod tests {
         SyncRecord { compute: times(1), wire, last, late, arrivals: arrivals.into(), ..record(0, 0) }
     }
 
-    /// As seen on three nodes whose head was stopped for 95 of each 100 ms: most stalls are met while its result is
-    /// missing, or another rank's that waits for it, or between two steps.
+    /// As recorded on three nodes whose head was stopped for 95 of every 100 ms: most stalls occur while a result of the
+    /// head is missing, or of a rank that waits for the head, or between two steps.
     #[test]
-    fn stopped_rank_is_named_wherever_its_peers_meet_the_stalls() {
+    fn stopped_rank_is_named_for_stalls_at_any_point_of_a_step() {
         let cases: [(_, fn() -> SyncRecord); 3] = [
             ("only its result is missing", || arrived([(0, 95), (2, 1)], (2, 0))),
             ("another rank sends nothing", || arrived([(0, 95), (2, 0)], (1, 0))),

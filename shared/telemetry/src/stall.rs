@@ -1,18 +1,18 @@
-//! Tells a stall from the usual wait. A process that is stopped, swapped out or left without a core keeps its peers
-//! waiting wherever it happens to be; what any rank costs there (network time, the head's sampling) is not its fault.
+//! Distinguishes stalls from ordinary waits. A process that is stopped, swapped out or starved of CPU can delay its peers
+//! at any point of a step. Ordinary delays (network latency, sampling on the head) would be the same with any other rank.
 use common::units::Nanoseconds;
 
-/// A shorter wait is never a stall: a rank that computes slowly shows in every all-reduce. For each [`STALL_TOKENS`] of
-/// a step, because the messages of a prompt take long on any network.
+/// Minimum duration of a stall, for each [`STALL_TOKENS`] of the step: large prompts take long to transfer on any
+/// network.
 pub const STALL_MIN: Nanoseconds = Nanoseconds(20_000_000);
-/// Tokens of a step with small messages.
+/// Tokens for which [`STALL_MIN`] is enough time.
 pub const STALL_TOKENS: u32 = 32;
-/// Neither is a wait that is not this many times as long as usual.
+/// Minimum ratio of a stall to the usual wait.
 pub const STALL_FACTOR: u64 = 8;
-/// Smallest step by which the usual wait is adjusted.
+/// Smallest adjustment of the usual wait, in nanoseconds.
 const STEP_MIN: u64 = 1000;
 
-/// The usual duration of one kind of wait: near its median, adjusted by each wait.
+/// The usual duration of one kind of wait: an approximate median, adjusted after each wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UsualWait(Nanoseconds);
 

@@ -50,7 +50,7 @@ pub struct SyncLog {
     stage: Range<u16>,
     table: OnceLock<Table>,
     hops: HopRing,
-    /// Nanoseconds.
+    /// Total stall time while waiting for plans, in nanoseconds.
     plan_stalls: AtomicU64,
 }
 
@@ -95,7 +95,7 @@ impl SyncLog {
         &self.hops
     }
 
-    /// How long the leader's plans stalled this rank so far, outside of all-reduces.
+    /// Total time for which this rank was stalled while waiting for plans.
     pub fn plan_stalls(&self) -> Nanoseconds {
         Nanoseconds(self.plan_stalls.load(Relaxed))
     }

@@ -190,7 +190,7 @@ impl StepTiming {
         self.ring.push(&entry, heard.map(|heard| heard.map(|(first, whole)| (since(first), since(whole)))));
     }
 
-    /// Like [`Self::close`], for the wait for a plan that follows the previous step without a pause; a stall is recorded.
+    /// Like [`Self::close`], for the wait for a plan that directly follows the previous step. Records stalls.
     pub fn close_plan(&mut self, span: ExchangeTiming) {
         let stall = self.usual_plan.stall(Nanoseconds(span.arrived.duration_since(span.sent).as_nanos() as u64), 1);
         self.ring.add_plan_stall(stall);
