@@ -16,7 +16,7 @@ pub enum SyncKind {
 }
 
 /// When the part of one peer arrived in an all-reduce, by the receiver's clock since its own enter: 0 for parts that
-/// arrived before.
+/// arrived before. Time for which the receiver itself was stopped or got no CPU does not count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Arrival {
     /// The peer.

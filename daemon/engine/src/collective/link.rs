@@ -1,6 +1,13 @@
 //! Data links of one rank to all others of its replica: one coalesced write per message, one read if it arrived whole.
 //! Every wait makes progress in both directions with all peers, so that full socket buffers never block two ranks.
-use std::{fmt, io, net::TcpStream, ops::Range, os::fd::BorrowedFd, sync::Arc, time::Instant};
+use std::{
+    io,
+    net::TcpStream,
+    ops::Range,
+    os::fd::BorrowedFd,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use collectives::RankSet;
 use common::{
@@ -12,21 +19,17 @@ use nix::{
     errno::Errno,
     poll::{PollFd, PollFlags, PollTimeout, poll},
 };
-use protocol::{
-    frame::{FrameHeader, FrameKind, FramePlace},
-    seal::Seals,
-};
+use protocol::{frame::FrameHeader, seal::Seals};
 
 use super::{
-    Abort, CollectiveError,
-    peer::{Calls, Patience, Peer, Socket},
+    Abort, CollectiveError, FrameTag,
+    pauses::Pauses,
+    peer::{Calls, Patience, Peer, READ_SLEEP, Socket},
     timing::{ArrivalTimes, Hop, SlowestRank},
 };
 
 /// Polls of the sockets before sleeping, if spinning is allowed.
 const SPIN_ROUNDS: u32 = 20_000;
-/// Longest sleep between two checks of the abort flag, in milliseconds.
-const POLL_MS: u16 = 200;
 
 /// A rank's place among the ranks of its replica, and the assignment that its frames carry.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,33 +44,6 @@ pub struct Seat {
     pub hash: TopologyHash,
 }
 
-/// Header fields that identify a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FrameTag {
-    /// Kind of the payload.
-    pub kind: FrameKind,
-    /// The step.
-    pub step: u64,
-    /// Number of the collective (or round) within the step.
-    pub sequence: u32,
-    /// Position within an all-reduce.
-    pub place: FramePlace,
-}
-
-impl fmt::Display for FrameTag {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let FramePlace { algorithm, round } = self.place;
-        write!(f, "{:?} {}.{}, algorithm {algorithm} message {round}", self.kind, self.step, self.sequence)
-    }
-}
-
-impl FrameTag {
-    /// The tag of a frame outside of an all-reduce.
-    pub fn new(kind: FrameKind, step: u64, sequence: u32) -> Self {
-        Self { kind, step, sequence, place: FramePlace::default() }
-    }
-}
-
 /// The links of one rank to all others of its replica.
 #[derive(Debug)]
 pub struct Links {
@@ -79,6 +55,8 @@ pub struct Links {
     /// When the latest [`Self::wait_for`] began.
     waited: Instant,
     awaited: RankSet,
+    /// Of this process, since the latest [`Self::wait_for`] or [`Self::listen`].
+    pauses: Pauses,
 }
 
 /// Condition of a wait.
@@ -127,7 +105,8 @@ impl Links {
         });
         let peers = peers.collect::<io::Result<Vec<_>>>()?;
         let (calls, waited) = (Calls::default(), Instant::now());
-        Ok(Self { seat, peers, abort, spin, calls, waited, awaited: RankSet::default() })
+        let (awaited, pauses) = (RankSet::default(), Pauses::new(waited));
+        Ok(Self { seat, peers, abort, spin, calls, waited, awaited, pauses })
     }
 
     /// This rank.
@@ -235,6 +214,7 @@ impl Links {
     pub fn wait_for(&mut self, from: impl Iterator<Item = Rank>) -> Result<(), CollectiveError> {
         let from = from.fold(RankSet::default(), RankSet::with);
         (self.waited, self.awaited) = (Instant::now(), from);
+        self.pauses = Pauses::new(self.waited);
         self.wait(Goal { from, flushed: self.stage_set(), may_sleep_alone: false })
     }
 
@@ -266,8 +246,13 @@ impl Links {
         self.last_of(self.awaited, self.waited)
     }
 
+    /// The part of a wait in which this process was not paused, since [`Self::wait_for`] or [`Self::listen`].
+    pub fn without_pauses(&self, wait: Nanoseconds) -> Nanoseconds {
+        self.pauses.without(wait)
+    }
+
     /// The rank of `from` whose front frame arrived last, and how long only that one was missing since `since`; this
-    /// rank if all were there before.
+    /// rank if all were there before. Pauses of this process do not count.
     pub fn last_of(&self, from: RankSet, since: Instant) -> (Rank, Nanoseconds) {
         let (mut last, mut at, mut before) = (self.seat.own, since, since);
         for (rank, peer) in self.peers.iter().enumerate().filter(|(rank, _)| from.contains(Rank(*rank as u16))) {
@@ -278,20 +263,22 @@ impl Links {
                 before = before.max(arrived);
             }
         }
-        (last, Nanoseconds(at.duration_since(before).as_nanos() as u64))
+        (last, self.pauses.without(Nanoseconds(at.duration_since(before).as_nanos() as u64)))
     }
 
     /// Begins an all-reduce for [`Self::heard`].
     pub fn listen(&mut self) {
         let stage = usize::from(self.seat.stage.start)..usize::from(self.seat.stage.end);
         self.peers[stage].iter_mut().flatten().for_each(Peer::listen);
+        self.pauses = Pauses::new(Instant::now());
     }
 
     /// For each other rank of the stage, in order, when the first and the last byte of the frames consumed since
-    /// [`Self::listen`] were read.
+    /// [`Self::listen`] were read, as if this process had not paused.
     pub fn heard(&self) -> impl Iterator<Item = ArrivalTimes> {
         let stage = usize::from(self.seat.stage.start)..usize::from(self.seat.stage.end);
-        self.peers[stage].iter().flatten().map(Peer::heard)
+        let (pauses, heard) = (self.pauses, self.peers[stage].iter().flatten().map(Peer::heard));
+        heard.map(move |heard| heard.map(|(first, whole)| (pauses.earlier(first), pauses.earlier(whole))))
     }
 
     /// Waits until everything sent is flushed: no other thread sends it while this rank sleeps elsewhere.
@@ -409,6 +396,7 @@ impl Links {
 
     fn wait(&mut self, goal: Goal) -> Result<(), CollectiveError> {
         let mut rounds = 0;
+        self.pauses.begin_wait(Instant::now());
         // After sleeping on one socket alone, all of them are checked before the next sleep.
         let mut was_alone = false;
         loop {
@@ -422,6 +410,7 @@ impl Links {
             }
             self.abort.set_waiting(true);
             rounds += 1;
+            let mut slept = Duration::ZERO;
             if self.spin && rounds < SPIN_ROUNDS {
                 self.look()?;
                 std::hint::spin_loop();
@@ -431,14 +420,17 @@ impl Links {
                 && self.peers.iter().flatten().all(Peer::is_flushed)
             {
                 was_alone = true;
+                slept = READ_SLEEP;
                 for rank in from.iter() {
                     let peer = self.peers[rank.index()].as_mut().expect("only ranks with links are missing");
                     peer.read(rank, Patience::Sleep, &mut self.calls)?;
                 }
             } else {
                 was_alone = false;
-                self.sleep()?;
+                slept = self.pauses.sleep();
+                self.sleep(slept)?;
             }
+            self.pauses.runs(Instant::now(), slept);
         }
     }
 
@@ -452,8 +444,8 @@ impl Links {
         Ok(())
     }
 
-    /// Sleeps until a socket or the abort descriptor is ready, and advances those sockets.
-    fn sleep(&mut self) -> Result<(), CollectiveError> {
+    /// Sleeps until a socket or the abort descriptor is ready, at most for `time`, and advances those sockets.
+    fn sleep(&mut self, time: Duration) -> Result<(), CollectiveError> {
         // The first entry is the abort descriptor.
         let mut list: [PollFd; NODES_MAX + 1] =
             std::array::from_fn(|_| PollFd::new(self.abort.descriptor(), PollFlags::POLLIN));
@@ -472,7 +464,7 @@ impl Links {
             }
         }
         self.calls.polls += 1;
-        match poll(&mut list[..count], PollTimeout::from(POLL_MS)) {
+        match poll(&mut list[..count], PollTimeout::try_from(time).unwrap_or(PollTimeout::ZERO)) {
             Ok(_) => {}
             Err(Errno::EINTR) => return Ok(()),
             Err(error) => return Err(CollectiveError::System { rank: self.seat.own, error }),

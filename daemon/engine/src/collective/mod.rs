@@ -9,9 +9,11 @@ pub mod hand_over;
 pub mod hops;
 mod kv_links;
 pub mod link;
+mod pauses;
 mod peer;
 mod program;
 pub mod sync_log;
+mod tag;
 #[cfg(test)]
 mod tests;
 pub mod timing;
@@ -26,9 +28,10 @@ use telemetry::SyncKind;
 pub use abort::Abort;
 pub use group::{Group, Settings};
 pub use kv_links::{KvLinks, Taken};
-pub use link::{FrameTag, Links, Seat};
+pub use link::{Links, Seat};
 pub use peer::{Calls, Socket};
 pub use sync_log::SyncLog;
+pub use tag::FrameTag;
 pub use timing::{SlowestRank, StepTiming};
 pub use toll::{Toll, Waits};
 

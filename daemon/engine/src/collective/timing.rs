@@ -190,10 +190,10 @@ impl StepTiming {
         self.ring.push(&entry, heard.map(|heard| heard.map(|(first, whole)| (since(first), since(whole)))));
     }
 
-    /// Like [`Self::close`], for the wait for a plan that directly follows the previous step. Records stalls.
-    pub fn close_plan(&mut self, span: ExchangeTiming) {
-        let stall = self.usual_plan.stall(Nanoseconds(span.arrived.duration_since(span.sent).as_nanos() as u64), 1);
-        self.ring.add_plan_stall(stall);
+    /// Like [`Self::close`], for the wait for a plan that directly follows the previous step. Records stalls; `wait` is
+    /// the time for which this rank waited without being paused itself.
+    pub fn close_plan(&mut self, span: ExchangeTiming, wait: Nanoseconds) {
+        self.ring.add_plan_stall(self.usual_plan.stall(wait, 1));
         self.close(span);
     }
 
@@ -307,7 +307,10 @@ mod tests {
         let mut wait = |milliseconds| {
             let arrived = sent + Duration::from_millis(milliseconds);
             let (compute, last) = (Nanoseconds(0), (Rank(0), Nanoseconds(0)));
-            timing.close_plan(ExchangeTiming { compute, slowest, last, sent, arrived });
+            timing.close_plan(
+                ExchangeTiming { compute, slowest, last, sent, arrived },
+                Nanoseconds(milliseconds * 1_000_000),
+            );
             ring.plan_stalls().0 / 1_000_000
         };
         (0..1000).for_each(|_| assert_eq!(wait(3), 0));
