@@ -4,7 +4,7 @@
 use std::{cell::OnceCell, io::Read, path::Path};
 
 use bramble_fuzz::{
-    gguf_file::{self, padded},
+    gguf_file::{self, PADDING_MAX, padded},
     memory::bounded,
 };
 use gguf::GgufFile;
@@ -88,7 +88,7 @@ fuzz_target!(init: {
     }
     let end = data.windows(TEXT.len()).position(|part| part == TEXT);
     let (header, text) = end.map_or((data, &[][..]), |end| (&data[..end], &data[end + TEXT.len()..]));
-    let Ok(file) = GgufFile::from_bytes(vec![padded(header)]) else { return };
+    let Ok(file) = GgufFile::from_bytes(vec![padded(header, &mut { PADDING_MAX })]) else { return };
     let metadata = file.metadata();
     let Ok(tokenizer) = bounded(64 * data.len() + (1 << 20), || Tokenizer::from_metadata(metadata)) else { return };
     round_trip(&tokenizer, &String::from_utf8_lossy(text), false);

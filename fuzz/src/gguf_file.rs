@@ -1,8 +1,8 @@
 //! GGUF headers as lists of keys and tensors, so that a mutation keeps lengths and counts right: of random bytes, hardly
 //! any get past the first key.
 
-/// Longest file that padding makes of a header.
-const PADDED_MAX: usize = 1 << 20;
+/// Most padding of all files of an input, in bytes: the largest model of `family make` needs 23 MB.
+pub const PADDING_MAX: usize = 32 << 20;
 
 /// A key with its type and the bytes of its value.
 #[derive(Clone, Debug)]
@@ -141,8 +141,8 @@ pub fn list(key: &str, of: u32, elements: &[Vec<u8>]) -> Entry {
 }
 
 /// The file with zeros behind its header, so that its tensors lie inside. Seeds are headers only: a model's weights say
-/// nothing about its parser.
-pub fn padded(bytes: &[u8]) -> Vec<u8> {
+/// nothing about its parser. Takes the zeros from `left`.
+pub fn padded(bytes: &[u8], left: &mut usize) -> Vec<u8> {
     let header = Header::read(bytes);
     let ends = header.tensors.iter().map(|tensor| {
         let elements = tensor.dimensions.iter().fold(1u64, |all, length| all.saturating_mul(*length));
@@ -150,8 +150,11 @@ pub fn padded(bytes: &[u8]) -> Vec<u8> {
         tensor.offset.saturating_add(elements.saturating_mul(8))
     });
     let most = ends.max().unwrap_or(0).saturating_add(64);
-    let mut file = bytes.to_vec();
-    file.resize(file.len().saturating_add(most.min(PADDED_MAX as u64) as usize), 0);
+    let padding = most.min(*left as u64) as usize;
+    *left -= padding;
+    // Fresh pages are zero already: nothing is written to them.
+    let mut file = vec![0; bytes.len() + padding];
+    file[..bytes.len()].copy_from_slice(bytes);
     file
 }
 
