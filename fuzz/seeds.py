@@ -91,12 +91,59 @@ def gguf():
         write("gguf", path.stem, header)
 
 
+class Vocabulary:
+    """The tokens of a GGUF header, cut so that an input has room for them."""
+
+    FIRST, LAST, MERGES = 290, 14, 30
+
+    def __init__(self, header):
+        self.keys = header.keys
+        self.count = len(self.list("tokens"))
+        self.kept = [*range(min(self.FIRST, self.count)), *range(max(self.FIRST, self.count - self.LAST), self.count)]
+
+    def list(self, key):
+        """The elements of a list, each as its bytes."""
+        value = self.keys["tokenizer.ggml." + key]
+        (of, count), at, elements = struct.unpack_from("<IQ", value, 4), 16, []
+        for _ in range(count):
+            length = 8 + struct.unpack_from("<Q", value, at)[0] if of == 8 else Gguf.FIXED[of]
+            elements.append(value[at : at + length])
+            at += length
+        return elements
+
+    def cut(self):
+        """The keys of a smaller vocabulary: the first tokens, the last ones, and merges of these."""
+        keys, tokens = {}, self.list("tokens")
+        texts = {tokens[place][8:] for place in self.kept}
+        for key, value in self.keys.items():
+            name = key.removeprefix("tokenizer.ggml.")
+            if name in ("tokens", "scores", "token_type"):
+                whole = self.list(name)
+                value = value[:8] + struct.pack("<Q", len(self.kept)) + b"".join(whole[place] for place in self.kept)
+            elif name == "merges":
+                merges = [one for one in self.list(name) if one[8:].replace(b" ", b"") in texts][: self.MERGES]
+                value = value[:8] + struct.pack("<Q", len(merges)) + b"".join(merges)
+            elif name.endswith("_token_id"):
+                before = struct.unpack_from("<I", value, 4)[0]
+                value = value[:4] + struct.pack("<I", self.kept.index(before) if before in self.kept else 0)
+            keys[key] = value
+        return keys
+
+
 def tokenizer():
     texts = [b"Hello world, 1 + 1 = 2!\n\n  \t\xc3\x84rger \xf0\x9f\xa6\x99 don't <s></s><|im_end|>", b" a", b"\r\n x"]
+    rules = (ROOT / "shared/tokenizer/src/pretokenizer.rs").read_text()
+    # One name for each way to divide a text.
+    names = {rule: name for name, rule in re.findall(r'\("([^"]+)", &(\w+)\),', rules)}.values()
     for path in sorted((FIXTURES / "vocab/parts").glob("*.gguf.gz")):
-        header = Gguf(opened(path)).header(lambda key: key.startswith(("tokenizer.", "general.name")), False)
-        if len(header) < 64 << 10:
-            write("tokenizer", path.name.split(".")[0], header + b"\0TEXT\0" + texts[0])
+        header = Gguf(opened(path))
+        header.keys = Vocabulary(header).cut()
+        name = path.name.split(".")[0]
+        for pre in [None, *(names if name == "gpt-2" else ())]:
+            if pre:
+                header.keys["tokenizer.ggml.pre"] = struct.pack("<I", 8) + text(pre.encode())
+            whole = header.header(lambda key: key.startswith(("tokenizer.", "general.name")), False)
+            write("tokenizer", name if pre is None else f"{name}-{pre}", whole + b"\0TEXT\0" + texts[0])
     for which in range(3):
         for place, one in enumerate(texts):
             write("tokenizer", f"stored-{which}-{place}", bytes([which]) + one)
