@@ -92,7 +92,7 @@ def gguf():
 
 
 class Vocabulary:
-    """The tokens of a GGUF header, cut so that an input has room for them."""
+    """A vocabulary of a GGUF header, to be cut to fit the length limit of an input."""
 
     FIRST, LAST, MERGES = 290, 14, 30
 
@@ -133,7 +133,7 @@ class Vocabulary:
 def tokenizer():
     texts = [b"Hello world, 1 + 1 = 2!\n\n  \t\xc3\x84rger \xf0\x9f\xa6\x99 don't <s></s><|im_end|>", b" a", b"\r\n x"]
     rules = (ROOT / "shared/tokenizer/src/pretokenizer.rs").read_text()
-    # One name for each way to divide a text.
+    # One name for each pre-tokenizer.
     names = {rule: name for name, rule in re.findall(r'\("([^"]+)", &(\w+)\),', rules)}.values()
     for path in sorted((FIXTURES / "vocab/parts").glob("*.gguf.gz")):
         header = Gguf(opened(path))

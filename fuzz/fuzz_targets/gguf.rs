@@ -66,8 +66,8 @@ fuzz_target!(|data: &[u8]| {
     for ranks in 1..=4 {
         let Ok(plans) = topology::cut(&spec, &vec![1; ranks]) else { continue };
         for plan in &plans {
-            let _ = tensors().map(|tensor| plan.part(&tensor)).count();
-            assert!(topology::StateCount::in_model(&spec, 4).floats(&spec, plan) < u64::MAX / 4);
+            let parts = tensors().map(|tensor| plan.part(&tensor)).count();
+            assert!(parts > 0 && topology::StateCount::in_model(&spec, 4).floats(&spec, plan) < u64::MAX / 4);
         }
     }
 });

@@ -1,7 +1,7 @@
 //! GGUF headers as lists of keys and tensors, so that a mutation keeps lengths and counts right: of random bytes, hardly
 //! any get past the first key.
 
-/// Most padding of all files of an input, in bytes: the largest model of `family make` needs 23 MB.
+/// Limit of padding for all files of an input, in bytes. The largest model of `family make` needs 23 MB.
 pub const PADDING_MAX: usize = 32 << 20;
 
 /// A key with its type and the bytes of its value.
@@ -141,7 +141,7 @@ pub fn list(key: &str, of: u32, elements: &[Vec<u8>]) -> Entry {
 }
 
 /// The file with zeros behind its header, so that its tensors lie inside. Seeds are headers only: a model's weights say
-/// nothing about its parser. Takes the zeros from `left`.
+/// nothing about its parser. At most `left` bytes are added, and subtracted from it.
 pub fn padded(bytes: &[u8], left: &mut usize) -> Vec<u8> {
     let header = Header::read(bytes);
     let ends = header.tensors.iter().map(|tensor| {
@@ -152,7 +152,7 @@ pub fn padded(bytes: &[u8], left: &mut usize) -> Vec<u8> {
     let most = ends.max().unwrap_or(0).saturating_add(64);
     let padding = most.min(*left as u64) as usize;
     *left -= padding;
-    // Fresh pages are zero already: nothing is written to them.
+    // Not `resize`: new pages are zero already, and writing 32 MB for each input would be slow.
     let mut file = vec![0; bytes.len() + padding];
     file[..bytes.len()].copy_from_slice(bytes);
     file

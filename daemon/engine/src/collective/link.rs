@@ -23,8 +23,8 @@ use protocol::{frame::FrameHeader, seal::Seals};
 
 use super::{
     Abort, CollectiveError, FrameTag,
-    pauses::Pauses,
-    peer::{Calls, Patience, Peer, READ_SLEEP, Socket},
+    pauses::{Pauses, SHORT_SLEEP},
+    peer::{Calls, Patience, Peer, Socket},
     timing::{ArrivalTimes, Hop, SlowestRank},
 };
 
@@ -55,7 +55,7 @@ pub struct Links {
     /// When the latest [`Self::wait_for`] began.
     waited: Instant,
     awaited: RankSet,
-    /// Of this process, since the latest [`Self::wait_for`] or [`Self::listen`].
+    /// Pauses of this process since the latest [`Self::wait_for`] or [`Self::listen`].
     pauses: Pauses,
 }
 
@@ -105,7 +105,7 @@ impl Links {
         });
         let peers = peers.collect::<io::Result<Vec<_>>>()?;
         let (calls, waited) = (Calls::default(), Instant::now());
-        let (awaited, pauses) = (RankSet::default(), Pauses::new(waited));
+        let (awaited, pauses) = (RankSet::default(), Pauses::new());
         Ok(Self { seat, peers, abort, spin, calls, waited, awaited, pauses })
     }
 
@@ -214,7 +214,7 @@ impl Links {
     pub fn wait_for(&mut self, from: impl Iterator<Item = Rank>) -> Result<(), CollectiveError> {
         let from = from.fold(RankSet::default(), RankSet::with);
         (self.waited, self.awaited) = (Instant::now(), from);
-        self.pauses = Pauses::new(self.waited);
+        self.pauses.reset();
         self.wait(Goal { from, flushed: self.stage_set(), may_sleep_alone: false })
     }
 
@@ -246,7 +246,7 @@ impl Links {
         self.last_of(self.awaited, self.waited)
     }
 
-    /// The part of a wait in which this process was not paused, since [`Self::wait_for`] or [`Self::listen`].
+    /// A wait since [`Self::wait_for`] or [`Self::listen`], without pauses of this process.
     pub fn without_pauses(&self, wait: Nanoseconds) -> Nanoseconds {
         self.pauses.without(wait)
     }
@@ -270,11 +270,11 @@ impl Links {
     pub fn listen(&mut self) {
         let stage = usize::from(self.seat.stage.start)..usize::from(self.seat.stage.end);
         self.peers[stage].iter_mut().flatten().for_each(Peer::listen);
-        self.pauses = Pauses::new(Instant::now());
+        self.pauses.reset();
     }
 
     /// For each other rank of the stage, in order, when the first and the last byte of the frames consumed since
-    /// [`Self::listen`] were read, as if this process had not paused.
+    /// [`Self::listen`] were read; see [`Pauses::earlier`].
     pub fn heard(&self) -> impl Iterator<Item = ArrivalTimes> {
         let stage = usize::from(self.seat.stage.start)..usize::from(self.seat.stage.end);
         let (pauses, heard) = (self.pauses, self.peers[stage].iter().flatten().map(Peer::heard));
@@ -420,17 +420,17 @@ impl Links {
                 && self.peers.iter().flatten().all(Peer::is_flushed)
             {
                 was_alone = true;
-                slept = READ_SLEEP;
+                slept = SHORT_SLEEP;
                 for rank in from.iter() {
                     let peer = self.peers[rank.index()].as_mut().expect("only ranks with links are missing");
                     peer.read(rank, Patience::Sleep, &mut self.calls)?;
                 }
             } else {
                 was_alone = false;
-                slept = self.pauses.sleep();
+                slept = self.pauses.next_sleep();
                 self.sleep(slept)?;
             }
-            self.pauses.runs(Instant::now(), slept);
+            self.pauses.note_running(Instant::now(), slept);
         }
     }
 

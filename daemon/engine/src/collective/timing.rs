@@ -191,7 +191,7 @@ impl StepTiming {
     }
 
     /// Like [`Self::close`], for the wait for a plan that directly follows the previous step. Records stalls; `wait` is
-    /// the time for which this rank waited without being paused itself.
+    /// the waiting time without pauses of this process.
     pub fn close_plan(&mut self, span: ExchangeTiming, wait: Nanoseconds) {
         self.ring.add_plan_stall(self.usual_plan.stall(wait, 1));
         self.close(span);
