@@ -19,8 +19,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::client::{generate::generate, session::Session};
 
-/// A slowed process alternately runs and is stopped for this long.
-const PART: Duration = Duration::from_millis(5);
+/// A slowed process alternately runs and is stopped for this long. On a busy machine, where every process waits for some
+/// milliseconds, shorter stops would hardly slow it.
+const PART: Duration = Duration::from_millis(20);
 
 /// Slows a process until dropped.
 #[derive(Debug)]

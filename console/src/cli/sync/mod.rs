@@ -12,7 +12,7 @@ use common::{
     units::{Bytes, Nanoseconds},
 };
 use serde_json::{Value, json};
-use telemetry::{Health, HopSync, LatenessSums, SyncKind, SyncRecord};
+use telemetry::{Health, HopSync, LatenessSums, SyncKind, SyncRecord, straggler::WINDOW_STEPS};
 use topology::Topology;
 
 use boundary::{StageBoundary, boundaries, slow};
@@ -47,7 +47,8 @@ pub(crate) struct Sync {
     pub(crate) look: Look,
 }
 
-/// Runs the command. With `--watch`, each later screen covers the all-reduces since the previous one.
+/// Runs the command. With `--watch`, each later screen covers the all-reduces since the previous one, and at least the
+/// latest [`WINDOW_STEPS`] steps.
 pub(crate) async fn run(options: Sync) -> Result<u8, Failure> {
     let mut seen_steps: BTreeMap<String, u64> = BTreeMap::new();
     look_at(&options.nodes.nodes, &options.look, async |cluster| {
@@ -69,7 +70,7 @@ struct Of {
     fault: Option<Fault>,
 }
 
-/// The straggler in the steps since the previous call, with a sentence on shares and cause.
+/// The straggler in the new steps, see [`retain_new`], with a sentence on shares and cause.
 ///
 /// # Errors
 /// No topology runs.
@@ -86,7 +87,7 @@ pub(crate) async fn straggler(
     }))
 }
 
-/// The records of each member since the previous call. A member that does not answer has none.
+/// The new records of each member. A member that does not answer has none.
 async fn members(cluster: &Cluster, seen: &mut BTreeMap<String, u64>) -> Result<Vec<Of>, Failure> {
     let (topology, _) = running(cluster)?;
     let mut found = Vec::with_capacity(topology.members.len());
@@ -104,16 +105,21 @@ async fn members(cluster: &Cluster, seen: &mut BTreeMap<String, u64>) -> Result<
                 Err(lost) => fault = Some(lost),
             }
         }
-        let before = seen.get(&member.name).copied().unwrap_or(0);
-        let latest = list.iter().map(|record| record.step).max().unwrap_or(0);
-        // If the step count started again, the records belong to a new run of the engine.
-        list.retain(|record| latest < before || record.step > before);
-        if latest > 0 {
-            seen.insert(member.name.clone(), latest);
-        }
+        retain_new(&mut list, seen.entry(member.name.clone()).or_default());
         found.push(Of { name: output::clean(&member.name), health, records: list, hops, shard, fault });
     }
     Ok(found)
+}
+
+/// Keeps the records since the step `seen`, and sets that to the latest one. If there are any, at least the latest
+/// [`WINDOW_STEPS`] are kept: a slow cluster makes few steps between two looks, too few to name a straggler.
+fn retain_new(records: &mut Vec<SyncRecord>, seen: &mut u64) {
+    let Some(latest) = records.iter().map(|record| record.step).max() else { return };
+    let before = std::mem::replace(seen, latest);
+    // If the step count started again, the records belong to a new run of the engine.
+    let after = if latest < before { 0 } else { before };
+    let after = if latest > after { after.min(latest.saturating_sub(u64::from(WINDOW_STEPS))) } else { after };
+    records.retain(|record| record.step > after);
 }
 
 /// The machines of the other members, as far as they answered.
