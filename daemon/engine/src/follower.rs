@@ -67,10 +67,10 @@ impl Follower {
             let links = group.links().expect("a follower has a leader");
             links.wait_for(std::iter::once(leader))?;
             let arrived = Instant::now();
-            let wait = links.without_pauses(Nanoseconds(arrived.duration_since(sent).as_nanos() as u64));
+            let last = links.last_arrival();
             let (header, payload) = links.front_any(leader);
             let slowest = SlowestRank { compute: Nanoseconds(header.compute_ns), rank: leader };
-            let span = ExchangeTiming { compute, slowest, last: (leader, Nanoseconds(0)), sent, arrived };
+            let span = ExchangeTiming { compute, slowest, last, sent, arrived };
             match header.kind {
                 kind @ (FrameKind::Plan | FrameKind::Draft) => {
                     self.plan.decode(payload)?;
@@ -81,7 +81,7 @@ impl Follower {
                     match (self.plan.continues, is_pipeline) {
                         (false, _) => group.timing.idle(),
                         (true, true) => group.timing.close_bubble(compute, sent, arrived),
-                        (true, false) => group.timing.close_plan(span, wait),
+                        (true, false) => group.timing.close_plan(span),
                     }
                     if kind == FrameKind::Draft {
                         group.timing.begin_draft(self.plan.entries.len() as u32);

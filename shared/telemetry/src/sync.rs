@@ -16,7 +16,7 @@ pub enum SyncKind {
 }
 
 /// When the part of one peer arrived in an all-reduce, by the receiver's clock since its own enter: 0 for parts that
-/// arrived before. Pauses of the receiver's process (stopped, starved of CPU) are subtracted.
+/// arrived before. Earlier pauses of the receiver in the same all-reduce (stopped, starved of CPU) are subtracted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Arrival {
     /// The peer.

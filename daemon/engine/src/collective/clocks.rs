@@ -22,9 +22,14 @@ const UNKNOWN: i64 = i64::MIN;
 
 /// This process's clock: time since its first use, never set back.
 pub fn now() -> Nanoseconds {
+    at(Instant::now())
+}
+
+/// This process's clock at another time.
+pub fn at(time: Instant) -> Nanoseconds {
     static BEGIN: OnceLock<Instant> = OnceLock::new();
     // Zero stands for a peer that reports no time.
-    Nanoseconds(BEGIN.get_or_init(Instant::now).elapsed().as_nanos() as u64 + 1)
+    Nanoseconds(time.saturating_duration_since(*BEGIN.get_or_init(Instant::now)).as_nanos() as u64 + 1)
 }
 
 /// Clock offsets of the ranks of a replica.

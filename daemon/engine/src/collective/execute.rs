@@ -76,7 +76,6 @@ pub(super) struct Execution<'a> {
     /// Step, and number of the collective within it.
     at: (u64, u32),
     compute: Nanoseconds,
-    since: Instant,
     found: Arrivals,
     /// Messages exchanged with each rank of the stage so far.
     rounds_out: [u8; NODES_MAX],
@@ -106,7 +105,7 @@ impl<'a> Execution<'a> {
         let slowest = SlowestRank { compute: Nanoseconds(0), rank: own };
         let found = Arrivals { sent: (0, 0), slowest, last: (own, Nanoseconds(0)), arrived: since };
         let (rounds_out, rounds_in) = ([0; NODES_MAX], [0; NODES_MAX]);
-        Self { links, buffers, tensor, algorithm, at, compute, since, found, rounds_out, rounds_in }
+        Self { links, buffers, tensor, algorithm, at, compute, found, rounds_out, rounds_in }
     }
 
     /// Runs all operations and adds the result to `hidden`. Both tensors are `[tokens, columns]`.
@@ -203,7 +202,7 @@ impl<'a> Execution<'a> {
             self.encode_own(columns, own, part);
         }
         self.receive(from, columns)?;
-        let last = self.links.last_of(from.counted_from(self.links.first()), self.since);
+        let last = self.links.last_arrival();
         if last.1 > self.found.last.1 {
             self.found.last = last;
         }

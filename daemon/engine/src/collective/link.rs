@@ -1,13 +1,6 @@
 //! Data links of one rank to all others of its replica: one coalesced write per message, one read if it arrived whole.
 //! Every wait makes progress in both directions with all peers, so that full socket buffers never block two ranks.
-use std::{
-    io,
-    net::TcpStream,
-    ops::Range,
-    os::fd::BorrowedFd,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{io, net::TcpStream, ops::Range, os::fd::BorrowedFd, sync::Arc, time::Instant};
 
 use collectives::RankSet;
 use common::{
@@ -22,14 +15,16 @@ use nix::{
 use protocol::{frame::FrameHeader, seal::Seals};
 
 use super::{
-    Abort, CollectiveError, FrameTag,
-    pauses::{Pauses, SHORT_SLEEP},
+    Abort, CollectiveError, FrameTag, clocks,
+    pauses::Pauses,
     peer::{Calls, Patience, Peer, Socket},
     timing::{ArrivalTimes, Hop, SlowestRank},
 };
 
 /// Polls of the sockets before sleeping, if spinning is allowed.
 const SPIN_ROUNDS: u32 = 20_000;
+/// Longest sleep between two checks of the abort flag, in milliseconds.
+const POLL_MS: u16 = 200;
 
 /// A rank's place among the ranks of its replica, and the assignment that its frames carry.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,10 +47,10 @@ pub struct Links {
     abort: Arc<Abort>,
     spin: bool,
     calls: Calls,
-    /// When the latest [`Self::wait_for`] began.
+    /// When the latest wait began, and the ranks whose frames it was for.
     waited: Instant,
     awaited: RankSet,
-    /// Pauses of this process since the latest [`Self::wait_for`] or [`Self::listen`].
+    /// Of the collective since [`Self::listen`].
     pauses: Pauses,
 }
 
@@ -105,7 +100,7 @@ impl Links {
         });
         let peers = peers.collect::<io::Result<Vec<_>>>()?;
         let (calls, waited) = (Calls::default(), Instant::now());
-        let (awaited, pauses) = (RankSet::default(), Pauses::new());
+        let (awaited, pauses) = (RankSet::default(), Pauses::new(waited));
         Ok(Self { seat, peers, abort, spin, calls, waited, awaited, pauses })
     }
 
@@ -213,8 +208,6 @@ impl Links {
     /// A peer is lost or sent an invalid header, or the wait was aborted.
     pub fn wait_for(&mut self, from: impl Iterator<Item = Rank>) -> Result<(), CollectiveError> {
         let from = from.fold(RankSet::default(), RankSet::with);
-        (self.waited, self.awaited) = (Instant::now(), from);
-        self.pauses.reset();
         self.wait(Goal { from, flushed: self.stage_set(), may_sleep_alone: false })
     }
 
@@ -240,45 +233,38 @@ impl Links {
         self.wait(Goal { flushed: self.stage_set(), ..Goal::default() })
     }
 
-    /// The rank whose frame arrived last in the latest [`Self::wait_for`], and how long only that one was missing; this
-    /// rank if all were there before. To be called before frames are consumed.
+    /// The rank whose frame arrived last in the latest wait, and how long only that one was missing; this rank if all
+    /// were there before. The time of an arrival is when the system received the frame: a pause of this process is no
+    /// delay of a peer. To be called before frames are consumed.
     pub fn last_arrival(&self) -> (Rank, Nanoseconds) {
-        self.last_of(self.awaited, self.waited)
-    }
-
-    /// A wait since [`Self::wait_for`] or [`Self::listen`], without pauses of this process.
-    pub fn without_pauses(&self, wait: Nanoseconds) -> Nanoseconds {
-        self.pauses.without(wait)
-    }
-
-    /// The rank of `from` whose front frame arrived last, and how long only that one was missing since `since`; this
-    /// rank if all were there before. Pauses of this process do not count.
-    pub fn last_of(&self, from: RankSet, since: Instant) -> (Rank, Nanoseconds) {
-        let (mut last, mut at, mut before) = (self.seat.own, since, since);
-        for (rank, peer) in self.peers.iter().enumerate().filter(|(rank, _)| from.contains(Rank(*rank as u16))) {
-            let Some(arrived) = peer.as_ref().map(Peer::read_at) else { continue };
+        let (mut last, mut at, mut before) = (self.seat.own, self.waited, self.waited);
+        for (rank, arrived) in self.arrivals(self.awaited) {
             if arrived > at {
-                (last, at, before) = (Rank(rank as u16), arrived, at);
+                (last, at, before) = (rank, arrived, at);
             } else {
                 before = before.max(arrived);
             }
         }
-        (last, self.pauses.without(Nanoseconds(at.duration_since(before).as_nanos() as u64)))
+        (last, Nanoseconds(at.duration_since(before).as_nanos() as u64))
+    }
+
+    /// When the front frames of these ranks arrived.
+    fn arrivals(&self, from: RankSet) -> impl Iterator<Item = (Rank, Instant)> {
+        from.iter().filter_map(|rank| Some((rank, self.peers.get(rank.index())?.as_ref()?.arrived())))
     }
 
     /// Begins an all-reduce for [`Self::heard`].
     pub fn listen(&mut self) {
         let stage = usize::from(self.seat.stage.start)..usize::from(self.seat.stage.end);
         self.peers[stage].iter_mut().flatten().for_each(Peer::listen);
-        self.pauses.reset();
+        self.pauses = Pauses::new(Instant::now());
     }
 
     /// For each other rank of the stage, in order, when the first and the last byte of the frames consumed since
-    /// [`Self::listen`] were read; see [`Pauses::earlier`].
+    /// [`Self::listen`] arrived, as if this rank had not paused before.
     pub fn heard(&self) -> impl Iterator<Item = ArrivalTimes> {
         let stage = usize::from(self.seat.stage.start)..usize::from(self.seat.stage.end);
-        let (pauses, heard) = (self.pauses, self.peers[stage].iter().flatten().map(Peer::heard));
-        heard.map(move |heard| heard.map(|(first, whole)| (pauses.earlier(first), pauses.earlier(whole))))
+        self.peers[stage].iter().flatten().map(Peer::heard)
     }
 
     /// Waits until everything sent is flushed: no other thread sends it while this rank sleeps elsewhere.
@@ -358,7 +344,7 @@ impl Links {
         let peer = self.peers[from.index()].as_ref().expect("a rank has links to all others and none to itself");
         let (header, payload) = peer.front();
         let (sent, bytes) = (Nanoseconds(header.compute_ns), peer.wire_bytes(payload.len()) as u32);
-        let time = self.abort.clocks().on_the_way(from, sent, peer.arrived());
+        let time = self.abort.clocks().on_the_way(from, sent, clocks::at(peer.arrived()));
         Hop { from, step, bytes, time }
     }
 
@@ -367,7 +353,8 @@ impl Links {
     /// # Errors
     /// The next frame is invalid.
     pub fn consume(&mut self, rank: Rank) -> Result<(), CollectiveError> {
-        self.peer(rank).consume(rank)
+        let paused = self.pauses.total();
+        self.peer(rank).consume(rank, paused)
     }
 
     fn peer(&mut self, rank: Rank) -> &mut Peer {
@@ -396,13 +383,16 @@ impl Links {
 
     fn wait(&mut self, goal: Goal) -> Result<(), CollectiveError> {
         let mut rounds = 0;
-        self.pauses.begin_wait(Instant::now());
+        (self.waited, self.awaited) = (Instant::now(), goal.from);
+        self.pauses.begin_wait(self.waited);
         // After sleeping on one socket alone, all of them are checked before the next sleep.
         let mut was_alone = false;
         loop {
             let (from, flushed) = self.missing(goal);
             if from.is_empty() && flushed.is_empty() {
                 self.abort.set_waiting(false);
+                let arrived = self.arrivals(goal.from).map(|(_, arrived)| arrived).max();
+                self.pauses.end_wait(arrived.unwrap_or_else(Instant::now));
                 return Ok(());
             }
             if self.abort.is_raised() {
@@ -410,7 +400,6 @@ impl Links {
             }
             self.abort.set_waiting(true);
             rounds += 1;
-            let mut slept = Duration::ZERO;
             if self.spin && rounds < SPIN_ROUNDS {
                 self.look()?;
                 std::hint::spin_loop();
@@ -420,17 +409,14 @@ impl Links {
                 && self.peers.iter().flatten().all(Peer::is_flushed)
             {
                 was_alone = true;
-                slept = SHORT_SLEEP;
                 for rank in from.iter() {
                     let peer = self.peers[rank.index()].as_mut().expect("only ranks with links are missing");
                     peer.read(rank, Patience::Sleep, &mut self.calls)?;
                 }
             } else {
                 was_alone = false;
-                slept = self.pauses.next_sleep();
-                self.sleep(slept)?;
+                self.sleep()?;
             }
-            self.pauses.note_running(Instant::now(), slept);
         }
     }
 
@@ -444,8 +430,8 @@ impl Links {
         Ok(())
     }
 
-    /// Sleeps until a socket or the abort descriptor is ready, at most for `time`, and advances those sockets.
-    fn sleep(&mut self, time: Duration) -> Result<(), CollectiveError> {
+    /// Sleeps until a socket or the abort descriptor is ready, and advances those sockets.
+    fn sleep(&mut self) -> Result<(), CollectiveError> {
         // The first entry is the abort descriptor.
         let mut list: [PollFd; NODES_MAX + 1] =
             std::array::from_fn(|_| PollFd::new(self.abort.descriptor(), PollFlags::POLLIN));
@@ -464,7 +450,7 @@ impl Links {
             }
         }
         self.calls.polls += 1;
-        match poll(&mut list[..count], PollTimeout::try_from(time).unwrap_or(PollTimeout::ZERO)) {
+        match poll(&mut list[..count], PollTimeout::from(POLL_MS)) {
             Ok(_) => {}
             Err(Errno::EINTR) => return Ok(()),
             Err(error) => return Err(CollectiveError::System { rank: self.seat.own, error }),

@@ -8,13 +8,13 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use common::{ids::Rank, units::Nanoseconds};
+use common::ids::Rank;
 use nix::{
     cmsg_space,
     errno::Errno,
     sys::{
         socket::{
-            ControlMessageOwned, MsgFlags, UnixAddr, recv, recvmsg, send, sendmsg, setsockopt,
+            ControlMessageOwned, MsgFlags, UnixAddr, recvmsg, send, sendmsg, setsockopt,
             sockopt::{RcvBuf, ReceiveTimestampns, TcpCongestion},
         },
         time::TimeSpec,
@@ -26,12 +26,14 @@ use protocol::{
     seal::Seals,
 };
 
-use super::{CollectiveError, clocks, pauses::SHORT_SLEEP, timing::ArrivalTimes};
+use super::{CollectiveError, clocks, timing::ArrivalTimes};
 
 /// Smallest size of one read.
 const READ_BYTES_MIN: usize = 64 * 1024;
 /// A receive timestamp older than this is wrong, because a step does not take that long.
 const STALE: Duration = Duration::from_secs(60);
+/// Longest sleep in a read of a single socket; then the abort flag and all other sockets are checked.
+const READ_SLEEP: Duration = Duration::from_millis(50);
 
 /// Window-based congestion control, by preference; the first permitted one is used. Where bbr is the default, it
 /// spreads the bursts of an all-reduce over time. Measured over loopback, 1 MiB between two ranks: 0.59 ms with bbr,
@@ -43,7 +45,7 @@ const CONGESTION: [&str; 2] = ["cubic", "reno"];
 pub struct Calls {
     /// `send`.
     pub writes: u64,
-    /// `recv`.
+    /// `recvmsg`.
     pub reads: u64,
     /// `poll`.
     pub polls: u64,
@@ -83,48 +85,39 @@ pub(super) struct Peer {
     input: Vec<u8>,
     filled: usize,
     front: Option<FrameHeader>,
-    /// When bytes were last received.
-    read_at: Instant,
-    /// When the first bytes of the front frame, or of the next one, were received.
-    begun_at: Instant,
+    /// When the system received the latest bytes. They may lie in the socket while this rank computes, or while its
+    /// process is stopped or starved of CPU.
+    arrived: Instant,
+    /// The same for the first bytes of the front frame, or of the next one.
+    begun: Instant,
     /// First and last byte of the frames consumed since [`Self::listen`].
     heard: ArrivalTimes,
-    /// If hand-overs arrive here: when the system received the last bytes, by [`clocks::now`]. They may lie in the
-    /// socket while this rank computes.
-    arrived: Option<Arrived>,
-}
-
-/// When bytes arrived at this machine.
-#[derive(Debug)]
-struct Arrived {
-    at: Nanoseconds,
-    /// Buffer for the system's control messages.
-    words: Vec<u8>,
+    /// Whether reads end with the frame, so that `arrived` is the time of its last byte.
+    is_exact: bool,
+    /// Buffer for the system's control messages, which carry the timestamps.
+    control: Vec<u8>,
 }
 
 impl Peer {
-    /// `is_timed`: hand-overs arrive here, and the system timestamps them. `window`: receive window in bytes; `None`:
-    /// the system's default.
-    pub(super) fn new(socket: Socket, is_timed: bool, window: Option<usize>) -> io::Result<Self> {
+    /// `is_exact`: frames are read one by one, because their arrival times must be exact; otherwise a frame that is
+    /// read together with the next one may seem later. `window`: receive window in bytes; `None`: the system's default.
+    pub(super) fn new(socket: Socket, is_exact: bool, window: Option<usize>) -> io::Result<Self> {
         let Socket { stream, seals } = socket;
         // Each call specifies whether it blocks.
         stream.set_nonblocking(false)?;
         stream.set_nodelay(true)?;
-        // After a sleep on one socket, the abort flag and all other sockets are checked.
-        stream.set_read_timeout(Some(SHORT_SLEEP))?;
+        stream.set_read_timeout(Some(READ_SLEEP))?;
         // All of these are optional: if they fail, the system's defaults apply.
         let _ = CONGESTION.iter().any(|name| setsockopt(&stream, TcpCongestion, &OsString::from(name)).is_ok());
         if let Some(window) = window {
             let _ = setsockopt(&stream, RcvBuf, &window);
         }
+        // Without timestamps, the time of the read is used.
+        let _ = setsockopt(&stream, ReceiveTimestampns, &true);
         let (out, input, now) = (Vec::new(), vec![0; READ_BYTES_MIN], Instant::now());
-        let (front, read_at, begun_at, heard) = (None, now, now, None);
-        let arrived = is_timed.then(|| Arrived { at: Nanoseconds(0), words: cmsg_space!(TimeSpec) });
-        if is_timed {
-            // Without timestamps, the time of the read is used.
-            let _ = setsockopt(&stream, ReceiveTimestampns, &true);
-        }
-        Ok(Self { stream, seals, out, sent: 0, input, filled: 0, front, read_at, begun_at, heard, arrived })
+        let (front, arrived, begun, heard) = (None, now, now, None);
+        let control = cmsg_space!(TimeSpec);
+        Ok(Self { stream, seals, out, sent: 0, input, filled: 0, front, arrived, begun, heard, is_exact, control })
     }
 
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
@@ -139,14 +132,9 @@ impl Peer {
         self.front.is_some()
     }
 
-    /// When the front frame was complete, or a little later.
-    pub(super) fn read_at(&self) -> Instant {
-        self.read_at
-    }
-
-    /// When the system received the last byte of the front frame, by [`clocks::now`]; 0 if no hand-overs arrive here.
-    pub(super) fn arrived(&self) -> Nanoseconds {
-        self.arrived.as_ref().map_or(Nanoseconds(0), |arrived| arrived.at)
+    /// When the system received the last byte of the front frame, or of bytes that were read together with it.
+    pub(super) fn arrived(&self) -> Instant {
+        self.arrived
     }
 
     /// Begins a collective for [`Self::heard`].
@@ -154,7 +142,7 @@ impl Peer {
         self.heard = None;
     }
 
-    /// When the first and the last byte of the frames consumed since [`Self::listen`] were read.
+    /// When the first and the last byte of the frames consumed since [`Self::listen`] arrived.
     pub(super) fn heard(&self) -> ArrivalTimes {
         self.heard
     }
@@ -250,9 +238,8 @@ impl Peer {
                 Err(error) => return retry(rank, error),
             }
             patience = Patience::Now;
-            self.read_at = Instant::now();
             if is_first {
-                self.begun_at = self.read_at;
+                self.begun = self.arrived;
             }
             self.look_for_front(rank)?;
         }
@@ -260,34 +247,38 @@ impl Peer {
     }
 
     fn receive(&mut self, flags: MsgFlags) -> nix::Result<usize> {
-        let Some(arrived) = &mut self.arrived else {
-            return recv(self.stream.as_raw_fd(), &mut self.input[self.filled..], flags);
-        };
-        // Never read into the next frame: the system's timestamp is that of the last byte read.
-        let header =
-            self.input[..self.filled].first_chunk::<HEADER_BYTES>().and_then(|it| FrameHeader::decode(it).ok());
-        let end =
-            header.map_or(HEADER_BYTES, |header| HEADER_BYTES + header.length as usize + self.seals.input.overhead());
-        let end = end.min(self.input.len());
+        let end = if self.is_exact { self.end_of_frame() } else { self.input.len() };
         let mut parts = [IoSliceMut::new(&mut self.input[self.filled..end])];
-        let (fd, words) = (self.stream.as_raw_fd(), Some(arrived.words.as_mut_slice()));
-        let received = recvmsg::<UnixAddr>(fd, &mut parts, words, flags)?;
-        let told = received.cmsgs().ok().and_then(|mut all| {
+        let control = Some(self.control.as_mut_slice());
+        let received = recvmsg::<UnixAddr>(self.stream.as_raw_fd(), &mut parts, control, flags)?;
+        // The timestamp is that of the last byte read.
+        let stamp = received.cmsgs().ok().and_then(|mut all| {
             all.find_map(|one| if let ControlMessageOwned::ScmTimestampns(time) = one { Some(time) } else { None })
         });
-        arrived.at = told.map_or_else(clocks::now, since_then);
-        Ok(received.bytes)
+        let (count, now) = (received.bytes, Instant::now());
+        // Bytes arrive in order, even if the time of day is set.
+        self.arrived = stamp.map_or(now, |stamp| earlier(now, stamp)).max(self.arrived);
+        Ok(count)
     }
 
-    /// Drops the front frame.
-    pub(super) fn consume(&mut self, rank: Rank) -> Result<(), CollectiveError> {
+    /// How far to read without reading into the next frame.
+    fn end_of_frame(&self) -> usize {
+        let header = self.input[..self.filled].first_chunk::<HEADER_BYTES>();
+        let header = header.and_then(|bytes| FrameHeader::decode(bytes).ok());
+        header.map_or(HEADER_BYTES, |header| self.end_of(header)).min(self.input.len())
+    }
+
+    /// Drops the front frame. `paused`: see [`Pauses`](super::pauses::Pauses); subtracted from its arrival time.
+    pub(super) fn consume(&mut self, rank: Rank, paused: Duration) -> Result<(), CollectiveError> {
         if let Some(header) = self.front.take() {
             let end = self.end_of(header);
             self.input.copy_within(end..self.filled, 0);
             self.filled -= end;
-            self.heard = Some((self.heard.map_or(self.begun_at, |(first, _)| first), self.read_at));
+            let unpaused = |time: Instant| time.checked_sub(paused).unwrap_or(time);
+            let first = self.heard.map_or_else(|| unpaused(self.begun), |(first, _)| first);
+            self.heard = Some((first, unpaused(self.arrived)));
             // The bytes after it arrived with its last bytes: nothing is read while a frame is at the front.
-            self.begun_at = self.read_at;
+            self.begun = self.arrived;
         }
         self.look_for_front(rank)
     }
@@ -334,12 +325,12 @@ impl Peer {
     }
 }
 
-/// Converts a recent time of day to this process's clock.
-fn since_then(time: TimeSpec) -> Nanoseconds {
-    let (now, day) = (clocks::now(), SystemTime::now().duration_since(UNIX_EPOCH));
-    let passed = day.unwrap_or_default().saturating_sub(Duration::from(time));
+/// A recent time of day as an instant before `now`.
+fn earlier(now: Instant, time: TimeSpec) -> Instant {
+    let day = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let passed = day.saturating_sub(Duration::from(time));
     // The time of day may have been set meanwhile.
-    Nanoseconds(now.0.saturating_sub(passed.min(STALE).as_nanos() as u64))
+    if passed < STALE { now.checked_sub(passed).unwrap_or(now) } else { now }
 }
 
 /// An empty or full socket and interruptions are not errors; everything else ends the link.

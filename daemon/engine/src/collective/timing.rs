@@ -12,7 +12,7 @@ use telemetry::{HopRecord, PhaseTotals, RankTotals, SyncKind, UsualWait};
 
 use super::sync_log::{Entry, SyncLog};
 
-/// When the first and the last byte of a peer's messages in a collective were read; `None`: it sent nothing.
+/// When the first and the last byte of a peer's messages in a collective arrived; `None`: it sent nothing.
 pub type ArrivalTimes = Option<(Instant, Instant)>;
 
 /// The rank with the longest compute time; orders by that time.
@@ -172,7 +172,7 @@ impl StepTiming {
     }
 
     /// Like [`Self::close`], but also records the layer for the dashboard. `heard` gives, for each other rank of the
-    /// stage, when the first and the last byte of its messages were read.
+    /// stage, when the first and the last byte of its messages arrived.
     pub fn close_layer(
         &mut self,
         layer: LayerIndex,
@@ -190,10 +190,9 @@ impl StepTiming {
         self.ring.push(&entry, heard.map(|heard| heard.map(|(first, whole)| (since(first), since(whole)))));
     }
 
-    /// Like [`Self::close`], for the wait for a plan that directly follows the previous step. Records stalls; `wait` is
-    /// the waiting time without pauses of this process.
-    pub fn close_plan(&mut self, span: ExchangeTiming, wait: Nanoseconds) {
-        self.ring.add_plan_stall(self.usual_plan.stall(wait, 1));
+    /// Like [`Self::close`], for the wait for a plan that directly follows the previous step. Records stalls.
+    pub fn close_plan(&mut self, span: ExchangeTiming) {
+        self.ring.add_plan_stall(self.usual_plan.stall(span.last.1, 1));
         self.close(span);
     }
 
@@ -306,11 +305,8 @@ mod tests {
         let (sent, slowest) = (Instant::now(), SlowestRank { compute: Nanoseconds(0), rank: Rank(0) });
         let mut wait = |milliseconds| {
             let arrived = sent + Duration::from_millis(milliseconds);
-            let (compute, last) = (Nanoseconds(0), (Rank(0), Nanoseconds(0)));
-            timing.close_plan(
-                ExchangeTiming { compute, slowest, last, sent, arrived },
-                Nanoseconds(milliseconds * 1_000_000),
-            );
+            let (compute, last) = (Nanoseconds(0), (Rank(0), Nanoseconds(milliseconds * 1_000_000)));
+            timing.close_plan(ExchangeTiming { compute, slowest, last, sent, arrived });
             ring.plan_stalls().0 / 1_000_000
         };
         (0..1000).for_each(|_| assert_eq!(wait(3), 0));

@@ -109,6 +109,24 @@ fn part_sent_with_previous_message_was_there_at_enter() {
 }
 
 #[test]
+fn part_that_lay_in_the_socket_was_there_at_enter() {
+    let (own, mut other) = pair();
+    let (mut group, _abort, ring) = recorded(0, vec![None, Some(own)], by_hand());
+    let begun = Instant::now();
+    // The system sets timestamps only some time after a socket asked for them.
+    for sequence in 0.. {
+        other.write_all(&frame(|header| header.sequence = sequence)).expect("the socket takes it");
+        group.all_reduce(AT.0, AT.1, &by_hand().part(0), &mut [0.0; 64]).expect("the part is there");
+        wait_for_its_part(&mut other);
+        let seen = records(&ring).pop().expect("it is recorded");
+        if (only_arrival(&seen).whole, seen.late, seen.last) == (Nanoseconds(0), Nanoseconds(0), Rank(0)) {
+            break;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(10), "{seen:?}");
+    }
+}
+
+#[test]
 fn records_list_only_peers_that_send_to_this_rank() {
     for algorithm in Algorithm::ALL {
         let case = Case { tokens: 4, columns: 1024, ..Case::new(algorithm, 5, Exchange::F16) };
