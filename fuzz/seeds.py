@@ -244,14 +244,19 @@ BODIES = [
     (2, {"messages": [{"role": "user", "content": "a"}], "max_tokens": 5, "output_config": {"format": {"type": "json_schema", "schema": SCHEMAS[0]}}, "thinking": {"type": "disabled"}}),
     (3, {"input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]}, {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}, {"type": "function_call_output", "call_id": "c", "output": "7"}, {"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}]}, {"type": "item_reference", "id": "i"}], "instructions": "S", "tools": [{"type": "function", "name": "f", "parameters": SCHEMAS[0], "strict": True}], "tool_choice": {"type": "function", "name": "f"}, "text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMAS[0]}}, "reasoning": {"effort": "low"}, "max_output_tokens": 5, "store": True, "stream": True, "metadata": {"a": "b"}}),
     (3, {"input": "a", "previous_response_id": "resp_1", "truncation": "auto"}),
+    (3, {"input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]}, {"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}]}, {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}, {"type": "function_call_output", "call_id": "c", "output": "7"}], "instructions": "S", "tools": [{"type": "function", "name": "f", "parameters": SCHEMAS[0]}], "reasoning": {"effort": "low"}, "max_output_tokens": 5, "stream": True}),
+    (3, {"input": "a", "stream": True, "store": False, "top_logprobs": 2, "include": ["message.output_text.logprobs"]}),
     (3, {"input": "a", "store": False}),
     (4, {"model": "m:latest", "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]}, {"role": "tool", "content": "7", "tool_name": "f"}], "tools": TOOLS, "format": SCHEMAS[0], "think": True, "options": {"num_predict": 5, "temperature": 0, "stop": ["x"]}, "keep_alive": "5m", "stream": False}),
     (4, {"model": "m", "messages": [], "think": "high"}),
     (5, {"model": "m", "prompt": "a", "system": "S", "suffix": "", "raw": True, "format": "json", "images": []}),
+    (5, {"model": "m"}),
     (5, {"model": "m", "prompt": "a", "template": "x", "options": {"num_ctx": 8, "repeat_penalty": 1.1}}),
     (6, {"model": "m", "verbose": True}),
     (7, {"prompt": "a", "n_predict": 5, "n_probs": 2, "json_schema": SCHEMAS[0], "logit_bias": [[5, -1.0], ["x", False]], "stream": True, "return_tokens": True, "samplers": ["top_k"], "post_sampling_probs": False}),
     (7, {"prompt": [1, "a"], "grammar": "root ::= x", "n_predict": 0}),
+    (7, {"prompt": "a", "n_predict": 5, "n_probs": 2, "logit_bias": [[5, -1.0]], "stream": True, "return_tokens": True}),
+    (7, {"prompt": [1, 2], "n_predict": 5, "json_schema": SCHEMAS[0], "stop": ["x"], "cache_prompt": True, "temperature": 0.5}),
     (8, {"model": "m", "input": ["a", "b"], "encoding_format": "base64", "dimensions": 8}),
     (8, {"input": [[1, 2], [3]], "truncate": True}),
     (9, {"model": "m", "messages": [{"role": "user", "content": "a"}], "system": "S", "tools": [{"name": "f", "input_schema": SCHEMAS[0]}]}),
@@ -427,10 +432,21 @@ def recordings():
         {"Client": {"Connected": {"node": 0, "identity": identity}}},
         None,
         {"Client": {"Assign": "Committing"}},
-        {"Client": {"Assign": {"Running": {"epoch": 7, "topology": one, "reused": 0}}}},
+        {"Client": {"Assign": {"Running": {"epoch": 7, "topology": one, "reused": True}}}},
         {"Client": {"Generate": {"Started": {"prompt_token_ids": [1, 2]}}}},
         {"Client": {"Generate": {"Token": {"id": 5, "text": "a\u00e4", "logprobs": [{"id": 5, "text": "a", "logprob": -1.0, "bytes": []}]}}}},
         {"Client": {"Operate": {"Told": {"node": "n1", "out": True}}}},
+        {"Client": {"Generate": {"Waits": {"fault": fault, "seconds": 5}}}},
+        {"Client": {"Generate": {"Moved": {"fault": fault, "epoch": 8, "topology": one, "head": 1}}}},
+        {"Client": {"Generate": {"Failed": fault}}},
+        *({"Client": {"Operate": {"Restart": {"node": 1, "step": step}}}} for step in ("Draining", {"Done": {"seconds": 2.5}})),
+        {"Client": {"Operate": {"Rolled": {"targets": [["n0", "n0:9999"], ["n1", "n1:9999"]], "done": 1, "before": 5, "phase": "runs", "drain_ms": 100, "by": "me", "revision": 2}}}},
+        {"Client": {"Operate": {"Said": {"node": "n1", "address": "n1:9999", "reason": "r", "by": "me", "revision": 3, "is_cordon": False}}}},
+        {"Client": {"Operate": {"Excluded": {"node": "n1", "out": True, "running": [9, one]}}}},
+        {"Client": {"Operate": {"Cordoned": {"node": "n1", "drained": True}}}},
+        {"Client": {"Operate": {"WaitsForRequests": {"count": 3}}}},
+        {"Client": {"Operate": {"Refused": fault}}},
+        {"Client": {"Operate": {"Assign": {"Loading": {"node": 1, "progress": {"done": 3, "total": 9}}}}}},
         {"Client": {"Disconnected": {"node": 1, "fault": fault}}},
         {"Client": {"Log": {"node": 0, "answer": {"Err": fault}}}},
         {"Client": {"Models": {"node": 0, "answer": {"Ok": []}}}},
@@ -442,12 +458,19 @@ def recordings():
     for event in events:
         lines.append({"us": at, "node": 0, "report": report} if event is None else {"us": at, "event": event})
         at += 400000
-    lines.append({"us": at, "node": 0, "report": {"tokens": 10, "state": "serving"}, "lost": 1})
+    lines.append({"us": at, "node": 0, "report": {"tokens": 10, "state": "serving"}})
+    lines.append({"us": at, "node": 0, "report": report, "lost": 1})
     text = "".join(json.dumps(line) + "\n" for line in lines)
     for size in range(4):
         write("recording", f"all-{size}", bytes([size]) + text.encode() + b"\0KEYS\0" + b"12345\x809?:q\x81")
     for place, line in enumerate(lines[1:]):
         write("recording", f"one-{place}", b"\0" + (json.dumps(header) + "\n" + json.dumps(line) + "\n").encode())
+
+
+    # Events of `console demo`, cut to one or two of each kind: a running topology, with keys that operate it.
+    demo = (pathlib.Path(__file__).parent / "recordings/demo.jsonl").read_bytes()
+    for place, keys in enumerate([b"1jx\x84y\x84", b"1jjR\x84yA\x84y", b"1jc\x84y1jd\x84y", b"1s/pi2\x84\x85", b"8jM\x84y\x848jp\x84", b"1mEe?j?e", b"9hi\x84\x85", b"2jr\x84", b"3jj4ia\x84", b":exclude pi2\x84y", b":restart\x84y", b":record\x84", b":export csv\x84", b":assign tp2\x84y", b"1:filter pi3\x84", b"567jk\x81\x82"]):
+        write("recording", f"demo-{place}", bytes([place]) + demo + b"\0KEYS\0\x85\x86" + keys)
 
 
 def literals(*patterns, least=3, most=40):
