@@ -418,6 +418,48 @@ def records():
     write("state", "lost", b"\0" + b"\0".join(part.encode() for part in parts[:2] + ["x"] + parts[3:]))
 
 
+def number(value):
+    """An unsigned number in postcard's form."""
+    found = bytearray()
+    while value > 127:
+        found.append(value & 127 | 128)
+        value >>= 7
+    return bytes(found) + bytes([value])
+
+
+def rows(values):
+    """A list of rows of numbers and flags in postcard's form."""
+    return number(len(values)) + b"".join(number(int(value)) for row in values for value in row)
+
+
+def plan(opened=(), closed=(), blocks=(), windowed=(), copies=(), states=(), entries=()):
+    """A plan of a step; `opened`: slot, cached tokens, prompt."""
+    # Temperature, top_k, top_p, min_p, three penalties, penalty_last_n, logit_bias, seed, logprobs, two flags.
+    sampling = struct.pack("<f", 0.8) + number(40) + struct.pack("<5f", 0.9, 0.05, 1.1, 0.0, 0.0) + number(64) + bytes([0]) + number(7) + bytes([0, 0, 0])
+    begins = b"".join(number(slot) + sampling + number(cached) + rows([[id] for id in prompt]) + bytes([0]) for slot, cached, prompt in opened)
+    lists = [rows([[slot] for slot in closed]), *map(rows, (blocks, windowed, copies, states, entries))]
+    return bytes([1, int(bool(opened)), 0]) + number(len(opened)) + begins + b"".join(lists)
+
+
+def plans():
+    one, two = [1, 2, 3, 4, 5], list(range(10, 50))
+    for flags in range(8):
+        windowed = flags & 1
+        steps = [
+            plan(opened=[(0, 0, one)], blocks=[(0, 3)], windowed=[(0, 0, 2)] * windowed, entries=[(0, place, id, place == 4) for place, id in enumerate(one)]),
+            plan(entries=[(0, 5, 17, True)]),
+            plan(entries=[(0, 6 + place, 20 + place, True) for place in range(3)]),
+            plan(opened=[(1, 32, two)], blocks=[(1, 3), (1, 4)], windowed=[(1, 0, 2), (1, 1, 3)] * windowed, copies=[(3, 5)], states=[(0, 1)] if flags & 2 else [], entries=[(0, 7, 30, True), *((1, 32 + place, two[32 + place], False) for place in range(8))]),
+            plan(closed=[0], entries=[(1, 40, 51, True)]),
+        ]
+        if flags & 4:
+            # Every second plan is a step of the draft model.
+            draft = plan(entries=[(0, 5, 60, True), (0, 6, 61, True)])
+            steps = [steps[0], draft, steps[1], draft, steps[2]]
+        write("frames", f"plans-{flags}", bytes([1, flags]) + b"".join(struct.pack("<H", len(step)) + step for step in steps))
+        write("frames", f"first-{flags}", bytes([1, flags]) + struct.pack("<H", len(steps[0])) + steps[0])
+
+
 def recordings():
     sampling = {"temperature": 0.8, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "penalty_last_n": 64, "logit_bias": [], "seed": 0, "logprobs": 0, "scores_prompt": False, "embeds": False}
     header = {"bramble_recording": 1, "build": "0", "started_unix_ms": 1800000000000, "nodes": ["n0:9999", "n1:9999"], "wanted": None, "prompt": "p", "defaults": {"max_tokens": 9, "sampling": sampling, "stop": []}}
@@ -516,7 +558,7 @@ def dictionaries():
 
 def main():
     dictionaries()
-    for make in (gguf, tokenizer, templates, answers, schemas, messages, http, files, records, recordings):
+    for make in (gguf, tokenizer, templates, answers, schemas, messages, http, files, records, plans, recordings):
         make()
     for folder in sorted(CORPUS.iterdir()):
         if folder.is_dir():

@@ -59,7 +59,10 @@ fn plans(mut input: Input<'_>) {
     let flags = input.byte();
     let limits = limits(flags);
     let (mut sequences, mut plan) = (Sequences::new(limits), Plan::default());
-    while !input.0.is_empty() {
+    for number in 0_usize.. {
+        if input.0.is_empty() {
+            break;
+        }
         let length = usize::from(input.short()).min(input.0.len());
         let (bytes, rest) = input.0.split_at(length);
         input.0 = rest;
@@ -71,7 +74,9 @@ fn plans(mut input: Input<'_>) {
         plan.encode(&mut again);
         let mut read = Plan::default();
         read.decode(&again).expect("a plan is read back");
-        let applied = if flags & 4 == 0 { sequences.apply(&plan) } else { sequences.draft(&plan, 200) };
+        // A draft model computes tokens of sequences that the target model's plans opened.
+        let is_draft = flags & 4 != 0 && number % 2 == 1;
+        let applied = if is_draft { sequences.draft(&plan, 200) } else { sequences.apply(&plan) };
         if applied.is_err() {
             // The rank fails: it applies no other plan.
             return;
@@ -85,7 +90,7 @@ fn plans(mut input: Input<'_>) {
             assert!(place < sequence.tokens.len(), "a token of a step is in its sequence");
             let table = &batch.tables.whole[token.slot.index()];
             assert!((table[place / KV_BLOCK_LENGTH] as usize) < BLOCKS, "a token has its block");
-            if limits.window.is_some() && flags & 4 == 0 {
+            if limits.window.is_some() && !is_draft {
                 assert!((batch.tables.windowed[token.slot.index()][place / KV_BLOCK_LENGTH] as usize) < 12);
             }
             let _ = (sequence.ends_prompt(token.position), sequence.prompted_after(token.position));
