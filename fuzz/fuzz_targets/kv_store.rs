@@ -1,5 +1,7 @@
 //! Files with keys and values on the disk: their names, headers, and parts. A flag puts the checksums right.
 #![no_main]
+use std::sync::Arc;
+
 use bramble_fuzz::{cut::Input, folder::Folder, memory::bounded};
 use daemon::kv_store::KvFolder;
 use engine::kv_store::{
@@ -59,12 +61,21 @@ fuzz_target!(|data: &[u8]| {
         2 => {
             let label = label(&mut input);
             let flip = usize::from(input.short());
-            let mut file = [&label.header(input.0)[..], input.0].concat();
+            let file = [&label.header(input.0)[..], input.0].concat();
             assert_eq!(Label::read(&file), Some(label));
             assert_eq!(label.payload_of(&file), Some(input.0));
             let _ = (label.name().to_string(), label.needs());
+            let part: Part = "000000160000000400000020".parse().expect("it is a part");
+            let label = Label { part: part.hash(), ..label };
+            let mut file = [&label.header(input.0)[..], input.0].concat();
+            let store = KvFolder::in_memory(1 << 20);
+            store.write(&label, &part, &Arc::new(file.clone())).expect("there is room");
+            assert!(store.read(&label, &part).is_some(), "what is stored is read back");
+            store.clear().expect("a store in memory can be emptied");
             let place = flip % file.len();
             file[place] ^= 1 << (flip % 8);
+            store.write(&label, &part, &Arc::new(file.clone())).expect("there is room");
+            assert!(store.read(&label, &part).is_none() && store.usage() == (0, 0), "a damaged file is deleted");
             assert_eq!((Label::read(&file), label.payload_of(&file)), (None, None), "every change is found");
             let _ = Label::read(&file[..place.min(HEADER_BYTES)]);
         }
