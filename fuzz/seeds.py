@@ -11,6 +11,8 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CORPUS = ROOT / "fuzz/corpus"
 FIXTURES = ROOT / "tests/fixtures"
+sys.path.append(str(ROOT / "tests/security"))
+from peer import number  # noqa: E402
 
 
 def write(target, name, data):
@@ -418,15 +420,6 @@ def records():
     write("state", "lost", b"\0" + b"\0".join(part.encode() for part in parts[:2] + ["x"] + parts[3:]))
 
 
-def number(value):
-    """An unsigned number in postcard's form."""
-    found = bytearray()
-    while value > 127:
-        found.append(value & 127 | 128)
-        value >>= 7
-    return bytes(found) + bytes([value])
-
-
 def rows(values):
     """A list of rows of numbers and flags in postcard's form."""
     return number(len(values)) + b"".join(number(int(value)) for row in values for value in row)
@@ -507,10 +500,8 @@ def recordings():
         write("recording", f"all-{size}", bytes([size]) + text.encode() + b"\0KEYS\0" + b"12345\x809?:q\x81")
     for place, line in enumerate(lines[1:]):
         write("recording", f"one-{place}", b"\0" + (json.dumps(header) + "\n" + json.dumps(line) + "\n").encode())
-
-
-    # Events of `console demo`, cut to one or two of each kind: a running topology, with keys that operate it.
-    demo = (pathlib.Path(__file__).parent / "recordings/demo.jsonl").read_bytes()
+    # A recording of `console demo`, cut to one or two events of each kind: a running topology, with keys that operate it.
+    demo = (ROOT / "fuzz/recordings/demo.jsonl").read_bytes()
     for place, keys in enumerate([b"1jx\x84y\x84", b"1jjR\x84yA\x84y", b"1jc\x84y1jd\x84y", b"1s/pi2\x84\x85", b"8jM\x84y\x848jp\x84", b"1mEe?j?e", b"9hi\x84\x85", b"2jr\x84", b"3jj4ia\x84", b":exclude pi2\x84y", b":restart\x84y", b":record\x84", b":export csv\x84", b":assign tp2\x84y", b"1:filter pi3\x84", b"567jk\x81\x82"]):
         write("recording", f"demo-{place}", bytes([place]) + demo + b"\0KEYS\0\x85\x86" + keys)
 

@@ -266,6 +266,17 @@ fn check_broken(text: &str, words: &str) {
     assert!(found.contains(words), "{found:?} does not contain {words:?}");
 }
 
+/// Of version 0.2.0; the fuzz target `recording` begins with it.
+#[test]
+fn stored_recording_is_played_to_its_end() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/recordings/demo.jsonl");
+    let mut player = Player::open(&file).expect("it is a recording");
+    player.seek(Duration::MAX);
+    while !player.work(100) {}
+    assert_eq!(player.broken().map(ToString::to_string), None);
+    assert!(player.state().shown().cluster.topology().is_some(), "a topology runs");
+}
+
 #[test]
 fn broken_recording_is_reported_with_file_and_line() {
     check_broken("", "no complete line");

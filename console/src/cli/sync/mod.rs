@@ -2,7 +2,7 @@
 //! straggler and its cause.
 mod boundary;
 
-use std::collections::BTreeMap;
+use std::{cmp::Ordering, collections::BTreeMap};
 
 use clap::Args;
 use common::{
@@ -12,7 +12,7 @@ use common::{
     units::{Bytes, Nanoseconds},
 };
 use serde_json::{Value, json};
-use telemetry::{Health, HopSync, LatenessSums, SyncKind, SyncRecord, straggler::WINDOW_STEPS};
+use telemetry::{Health, HopSync, LatenessSums, SyncKind, SyncRecord, WINDOW_STEPS};
 use topology::Topology;
 
 use boundary::{StageBoundary, boundaries, slow};
@@ -116,9 +116,12 @@ async fn members(cluster: &Cluster, seen: &mut BTreeMap<String, u64>) -> Result<
 fn retain_new(records: &mut Vec<SyncRecord>, seen: &mut u64) {
     let Some(latest) = records.iter().map(|record| record.step).max() else { return };
     let before = std::mem::replace(seen, latest);
-    // If the step count started again, the records belong to a new run of the engine.
-    let after = if latest < before { 0 } else { before };
-    let after = if latest > after { after.min(latest.saturating_sub(u64::from(WINDOW_STEPS))) } else { after };
+    let after = match latest.cmp(&before) {
+        Ordering::Greater => before.min(latest.saturating_sub(u64::from(WINDOW_STEPS))),
+        Ordering::Equal => before,
+        // The step count started again: the records belong to a new run of the engine.
+        Ordering::Less => 0,
+    };
     records.retain(|record| record.step > after);
 }
 

@@ -222,7 +222,7 @@ impl Far {
             let taken = if is_ours { take(self.member, &header, payload) } else { Taken::Broken };
             *bytes += payload.len();
             match taken {
-                Taken::Done => self.peer.consume(rank, Duration::ZERO)?,
+                Taken::Done => self.peer.consume(rank)?,
                 Taken::Later => return Ok(()),
                 Taken::Broken => {
                     let got = format!(

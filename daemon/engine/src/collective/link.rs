@@ -50,7 +50,7 @@ pub struct Links {
     /// When the latest wait began, and the ranks whose frames it was for.
     waited: Instant,
     awaited: RankSet,
-    /// Of the collective since [`Self::listen`].
+    /// In the all-reduce since [`Self::listen`].
     pauses: Pauses,
 }
 
@@ -261,7 +261,7 @@ impl Links {
     }
 
     /// For each other rank of the stage, in order, when the first and the last byte of the frames consumed since
-    /// [`Self::listen`] arrived, as if this rank had not paused before.
+    /// [`Self::listen`] arrived; later by nothing that this rank's own pauses caused, see [`Pauses`].
     pub fn heard(&self) -> impl Iterator<Item = ArrivalTimes> {
         let stage = usize::from(self.seat.stage.start)..usize::from(self.seat.stage.end);
         self.peers[stage].iter().flatten().map(Peer::heard)
@@ -354,7 +354,9 @@ impl Links {
     /// The next frame is invalid.
     pub fn consume(&mut self, rank: Rank) -> Result<(), CollectiveError> {
         let paused = self.pauses.total();
-        self.peer(rank).consume(rank, paused)
+        let peer = self.peer(rank);
+        peer.hear(paused);
+        peer.consume(rank)
     }
 
     fn peer(&mut self, rank: Rank) -> &mut Peer {

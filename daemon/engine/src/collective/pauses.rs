@@ -1,21 +1,21 @@
-//! Time that this rank loses by itself within a collective, because its process is stopped, swapped out or starved of CPU.
-//! What its peers send only after its own message arrives late then, through no fault of theirs.
+//! Pauses of this rank within an all-reduce: its process was stopped, swapped out or starved of CPU. Peers that needed its
+//! message could not send theirs meanwhile, so these arrive late through no fault of theirs.
 use std::time::{Duration, Instant};
 
-/// A pause is longer than this; shorter ones may be computation.
+/// Time that is not spent waiting counts as a pause if it is longer than this; otherwise it may be computation.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 
-/// Pauses of this rank in the current collective: times in which it waited for nobody, measured by the arrival of what
-/// it had waited for, not by when it noticed.
+/// The pauses so far. A pause begins when the messages that this rank was waiting for have arrived, even if it notices
+/// that much later, and ends with its next wait.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pauses {
     total: Duration,
-    /// Since when this rank could have continued.
+    /// When this rank could have continued.
     ready: Instant,
 }
 
 impl Pauses {
-    /// Begins the first collective.
+    /// Begins an all-reduce.
     pub(super) fn new(now: Instant) -> Self {
         Self { total: Duration::ZERO, ready: now }
     }

@@ -268,15 +268,19 @@ impl Peer {
         header.map_or(HEADER_BYTES, |header| self.end_of(header)).min(self.input.len())
     }
 
-    /// Drops the front frame. `paused`: see [`Pauses`](super::pauses::Pauses); subtracted from its arrival time.
-    pub(super) fn consume(&mut self, rank: Rank, paused: Duration) -> Result<(), CollectiveError> {
+    /// Notes the arrival of the front frame for [`Self::heard`], earlier by the receiver's own pauses.
+    pub(super) fn hear(&mut self, paused: Duration) {
+        let unpaused = |time: Instant| time.checked_sub(paused).unwrap_or(time);
+        let first = self.heard.map_or_else(|| unpaused(self.begun), |(first, _)| first);
+        self.heard = Some((first, unpaused(self.arrived)));
+    }
+
+    /// Drops the front frame.
+    pub(super) fn consume(&mut self, rank: Rank) -> Result<(), CollectiveError> {
         if let Some(header) = self.front.take() {
             let end = self.end_of(header);
             self.input.copy_within(end..self.filled, 0);
             self.filled -= end;
-            let unpaused = |time: Instant| time.checked_sub(paused).unwrap_or(time);
-            let first = self.heard.map_or_else(|| unpaused(self.begun), |(first, _)| first);
-            self.heard = Some((first, unpaused(self.arrived)));
             // The bytes after it arrived with its last bytes: nothing is read while a frame is at the front.
             self.begun = self.arrived;
         }

@@ -127,6 +127,30 @@ fn part_that_lay_in_the_socket_was_there_at_enter() {
 }
 
 #[test]
+fn own_pause_makes_no_peer_late() {
+    let (own, mut other) = pair();
+    let seat = Seat { own: Rank(0), stage: 0..2, epoch: WHO.0, hash: WHO.1 };
+    let abort = Arc::new(Abort::new().expect("a descriptor"));
+    let mut links = Links::new(seat, vec![None, Some(own)], abort, false).expect("good sockets");
+    let mut receive = |links: &mut Links, sequence| {
+        other.write_all(&frame(|header| header.sequence = sequence)).expect("the socket takes it");
+        links.wait_for(std::iter::once(Rank(1))).expect("it is there");
+        let late = links.last_arrival().1;
+        links.consume(Rank(1)).expect("nothing follows");
+        late
+    };
+    links.listen();
+    receive(&mut links, 0);
+    let first = Instant::now();
+    // The peer sends its second message only now, as if it needed one of this rank.
+    wait(PAUSE);
+    let late = receive(&mut links, 1);
+    let heard = links.heard().next().flatten().expect("the peer sent something");
+    assert!(heard.1 < first + PAUSE / 2, "{:?} after the first message", heard.1 - first);
+    assert!(late < Nanoseconds(PAUSE.as_nanos() as u64 / 2), "{late:?}");
+}
+
+#[test]
 fn records_list_only_peers_that_send_to_this_rank() {
     for algorithm in Algorithm::ALL {
         let case = Case { tokens: 4, columns: 1024, ..Case::new(algorithm, 5, Exchange::F16) };
