@@ -2,10 +2,10 @@
 //! as JSON, so that their memory is known, and only on this node.
 use std::{
     collections::VecDeque,
-    hash::{BuildHasher, RandomState},
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
+use ring::rand::{SecureRandom, SystemRandom};
 use serde_json::Value;
 
 /// Most responses kept.
@@ -37,9 +37,12 @@ pub(in crate::gateway) struct ResponseStore {
     kept: Mutex<VecDeque<StoredResponse>>,
 }
 
-/// 32 random hexadecimal digits: each client that has the id of a response can read it.
-pub(super) fn new_id() -> String {
-    format!("{:016x}{:016x}", RandomState::new().hash_one(0), RandomState::new().hash_one(1))
+/// 32 hexadecimal digits that no client can guess: each one that has the id of a response can read it. `None`: the system
+/// has no random numbers.
+pub(super) fn new_id() -> Option<String> {
+    let mut bytes = [0; 16];
+    SystemRandom::new().fill(&mut bytes).ok()?;
+    Some(format!("{:032x}", u128::from_le_bytes(bytes)))
 }
 
 impl ResponseStore {
