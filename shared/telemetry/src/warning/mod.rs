@@ -229,8 +229,7 @@ impl Warning {
                 format!("use another cable, port or switch; then: nstat TcpRetransSegs; sudo ethtool -S {link}")
             }
             Self::EnergyEfficient => format!("sudo ethtool --set-eee {link} eee off"),
-            Self::Busy(load) => format!("other programs use {:.1} cores: stop them; top lists them", load.others),
-            Self::CoresShared(_) => "stop the other programs on these cores; top lists them".into(),
+            Self::Busy(_) | Self::CoresShared(_) => "stop the other programs; top lists them".into(),
             Self::TimeFree => "sudo timedatectl set-ntp true".into(),
         }
     }
