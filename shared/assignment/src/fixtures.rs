@@ -1,4 +1,5 @@
-//! Sample topologies, models and reports for tests.
+//! Sample topologies, models and reports for the tests of all crates. Always compiled: a feature for them would build both
+//! programs twice, with and without it.
 use collectives::Choice;
 use common::{
     ids::{Epoch, ModelIdentity},

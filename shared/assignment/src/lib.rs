@@ -6,7 +6,6 @@ pub mod desired;
 pub mod draft;
 pub mod event;
 pub mod files;
-#[cfg(any(test, feature = "fixtures"))]
 pub mod fixtures;
 pub mod identify;
 pub mod plan;
