@@ -102,6 +102,10 @@ fn every_file_follows_the_coding_rules() {
         if !(1..=HEADER_MAX).contains(&header) {
             broken.push(format!("{file}: a header of {header} lines"));
         }
+        let is_program = file.ends_with("/src/main.rs") || file.contains("/src/bin/");
+        if is_program && code.contains("#[test]") {
+            broken.push(format!("{file}: tests of a program do not run, its manifest has `test = false`"));
+        }
         let may_be_unsafe = UNSAFE.iter().any(|place| file.starts_with(place)) || file == "tests/scenarios/tidy.rs";
         if !may_be_unsafe && code.contains("unsafe ") {
             broken.push(format!("{file}: unsafe code"));

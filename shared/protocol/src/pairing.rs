@@ -1,12 +1,9 @@
 //! How nodes receive their key: from a console that proves the pairing code, and later from a console that holds the
 //! current secret.
-use ring::{
-    aead::{Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey},
-    rand::{SecureRandom, SystemRandom},
-};
+use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use serde::{Deserialize, Serialize};
 
-use super::noise::key::Key;
+use super::noise::{key::Key, random_bytes};
 
 /// The console's message.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,8 +60,7 @@ impl WrappedKey {
     /// # Errors
     /// The current key is not a secret, or the system has no random numbers.
     pub fn new(old: &Key, new: &Key, grace_seconds: u32) -> Result<Self, &'static str> {
-        let mut nonce = [0; 32];
-        SystemRandom::new().fill(&mut nonce).map_err(|_| "the system has no random numbers")?;
+        let nonce = random_bytes()?;
         let key = wrapping(old, &nonce).ok_or("only the cluster's secret can wrap a new key")?;
         let mut sealed = [&new.bytes()[..], &grace_seconds.to_le_bytes()].concat();
         let sealing = key.seal_in_place_append_tag(only_once(), Aad::empty(), &mut sealed);

@@ -46,8 +46,7 @@ pub(super) fn read(gateway: &Gateway, body: &[u8], arrival: &ReceivedRequest, _:
     let is_kept = Fields(&fields).get("store") != Some(&Value::Bool(false));
     let ResponsesRequest { chat, messages, echo } = translate(fields, earlier, |id| gateway.responses.item(id))?;
     let asked = build(Kind::Chat, chat, Vec::new(), arrival.seed)?;
-    let id =
-        new_id().ok_or_else(|| ApiError::not_serving("not_serving", "the system has no random numbers".into(), 1))?;
+    let id = new_id().map_err(|why| ApiError::not_serving("not_serving", why.into(), 1))?;
     let writer = ResponseWriter::new(id, arrival.created, echo);
     let store = is_kept.then(|| Arc::clone(&gateway.responses));
     Ok(Demand::Answer(Box::new(asked), Box::new(KeepingWriter { writer, messages, store })))

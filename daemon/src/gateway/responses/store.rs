@@ -5,7 +5,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use ring::rand::{SecureRandom, SystemRandom};
+use protocol::noise::random_bytes;
 use serde_json::Value;
 
 /// Most responses kept.
@@ -37,12 +37,12 @@ pub(in crate::gateway) struct ResponseStore {
     kept: Mutex<VecDeque<StoredResponse>>,
 }
 
-/// 32 hexadecimal digits that no client can guess: each one that has the id of a response can read it. `None`: the system
-/// has no random numbers.
-pub(super) fn new_id() -> Option<String> {
-    let mut bytes = [0; 16];
-    SystemRandom::new().fill(&mut bytes).ok()?;
-    Some(format!("{:032x}", u128::from_le_bytes(bytes)))
+/// 32 hexadecimal digits that no client can guess: each one that has the id of a response can read it.
+///
+/// # Errors
+/// The system has no random numbers.
+pub(super) fn new_id() -> Result<String, &'static str> {
+    random_bytes().map(|bytes| format!("{:032x}", u128::from_le_bytes(bytes)))
 }
 
 impl ResponseStore {

@@ -4,12 +4,19 @@ use serde_json::{Value, json};
 use super::{
     events::ResponseWriter,
     request::{ResponsesRequest, translate},
-    store::ResponseStore,
+    store::{ResponseStore, new_id},
 };
 use crate::gateway::{choice::ChoicePart, error::ApiError, object::Usage, writer::Tally};
 
 fn translated(body: Value) -> Result<ResponsesRequest, ApiError> {
     translate(body.as_object().expect("an object").clone(), Vec::new(), |_| None)
+}
+
+#[test]
+fn ids_have_32_digits_and_differ() {
+    let [one, two] = [(); 2].map(|()| new_id().expect("random numbers"));
+    assert!(one.len() == 32 && one.bytes().all(|digit| digit.is_ascii_hexdigit()), "{one}");
+    assert_ne!(one, two);
 }
 
 #[test]

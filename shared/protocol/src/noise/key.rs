@@ -2,7 +2,7 @@
 //! not give access to operator requests, and neither role gives access to the protocol between nodes.
 use std::fmt;
 
-use super::{Psk, derive};
+use super::{Psk, derive, random_bytes};
 
 /// Prefix of a secret that is authenticated by the holder of another.
 const REKEY: &[u8] = b"bramble rekey 1";
@@ -71,10 +71,7 @@ impl Key {
     /// # Errors
     /// The system has no random numbers.
     pub fn random() -> Result<Self, &'static str> {
-        let mut bytes = [0; 32];
-        let random = ring::rand::SystemRandom::new();
-        ring::rand::SecureRandom::fill(&random, &mut bytes).map_err(|_| "the system has no random numbers")?;
-        Ok(Self::Secret(bytes))
+        random_bytes().map(Self::Secret)
     }
 
     /// The name of its kind in a key file.

@@ -6,7 +6,10 @@ pub mod keyring;
 pub mod pake;
 
 use common::fault::FaultKind;
-use ring::hmac;
+use ring::{
+    hmac,
+    rand::{SecureRandom, SystemRandom},
+};
 use snow::{Builder, HandshakeState};
 
 use super::seal::{Cipher, Seal, Seals};
@@ -17,6 +20,16 @@ pub const OVERHEAD: usize = 32 + 16;
 
 /// A pre-shared key.
 pub type Psk = [u8; 32];
+
+/// Bytes that nobody can guess.
+///
+/// # Errors
+/// The system has no random numbers.
+pub fn random_bytes<const COUNT: usize>() -> Result<[u8; COUNT], &'static str> {
+    let mut bytes = [0; COUNT];
+    SystemRandom::new().fill(&mut bytes).map_err(|_| "the system has no random numbers")?;
+    Ok(bytes)
+}
 
 /// The dialling end, between its message and the response.
 pub struct Initiator(HandshakeState);

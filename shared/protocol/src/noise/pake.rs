@@ -3,7 +3,7 @@
 //! per connection.
 use spake2::{Ed25519Group, Identity, Password, Spake2};
 
-use super::{Psk, derive};
+use super::{Psk, derive, random_bytes};
 
 /// Bytes of the message of each end.
 pub const ELEMENT_BYTES: usize = 33;
@@ -42,11 +42,8 @@ impl Code {
     /// # Errors
     /// The system has no random numbers.
     pub fn random() -> Result<Self, &'static str> {
-        let mut bytes = [0; 8];
-        let random = ring::rand::SystemRandom::new();
-        ring::rand::SecureRandom::fill(&random, &mut bytes).map_err(|_| "the system has no random numbers")?;
         // 64 bits modulo 10^8: the probabilities of two codes differ by less than 10^-11.
-        Ok(Self(format!("{:08}", u64::from_le_bytes(bytes) % 10_u64.pow(DIGITS))))
+        Ok(Self(format!("{:08}", u64::from_le_bytes(random_bytes()?) % 10_u64.pow(DIGITS))))
     }
 }
 
