@@ -417,3 +417,33 @@ fn models_without_calls_have_plain_objects() {
     let asked = generate(&many.into(), false);
     assert!(preparer.prepare(&asked, 0).is_ok() && preparer.call_grammar(&asked, &[1]).is_none());
 }
+
+#[test]
+fn grammars_of_small_schemas_cannot_grow_without_bound() {
+    let mut doubling = json!({"type": "string"});
+    for _ in 0..28 {
+        doubling = json!({"type": ["array", "array"], "items": doubling});
+    }
+    let mut both = json!({"type": "string"});
+    for depth in 0..14 {
+        both = json!({"type": ["array", "object"], "items": both.clone(), "properties": {(format!("p{depth}")): both}});
+    }
+    let text = "x".repeat(4 << 10);
+    let texts: Vec<String> = (0..50).map(|number| format!("{text}{number}")).collect();
+    let referring: Map<String, Value> =
+        (0..900).map(|number| (format!("p{number}"), json!({"$ref": "#/$defs/a"}))).collect();
+    let referring = json!({"type": "object", "properties": referring, "$defs": {"a": {"enum": texts}}});
+    let names: Vec<String> = (0..20_000).map(|number| format!("n{number}")).collect();
+    let requiring = json!({"type": "object", "required": names});
+    let nested = |schema| json!({"type": "object", "properties": {"a": schema}});
+    for parameters in [nested(doubling), nested(both), referring, requiring] {
+        let tools = [GrammarTool { name: "f".into(), parameters: Some(parameters) }];
+        for row in rows() {
+            let how = GrammarUse { is_required: true, is_one: false, thinking: Thinking::None };
+            let begin = Instant::now();
+            let grammar = call_grammar(row, &tools, how, &|_| None);
+            assert!(grammar.is_none_or(|grammar| grammar.lark.len() <= GRAMMAR_BYTES_MAX));
+            assert!(begin.elapsed() < Duration::from_secs(5), "{:?}: {:?}", row.format, begin.elapsed());
+        }
+    }
+}

@@ -1,5 +1,8 @@
 //! Writes a grammar: rules with numbered names, literals, marks, and text up to a mark.
-use common::tool_use::{Mark, MarkPart};
+use common::{
+    chat::GRAMMAR_BYTES_MAX,
+    tool_use::{Mark, MarkPart},
+};
 use serde_json::{Value, json};
 
 /// White space between the parts of a JSON value, as elsewhere in structured output.
@@ -51,6 +54,11 @@ impl<'a> Lark<'a> {
         Self { text, count: 0, marks, control, controls: Vec::new() }
     }
 
+    /// Whether the grammar is too large: then nothing more is written.
+    pub(super) fn is_full(&self) -> bool {
+        self.text.len() > GRAMMAR_BYTES_MAX
+    }
+
     /// A rule that has not been written yet.
     pub(super) fn name(&mut self) -> String {
         self.count += 1;
@@ -66,7 +74,9 @@ impl<'a> Lark<'a> {
 
     /// Writes a rule under a name.
     pub(super) fn define(&mut self, name: &str, body: &str) {
-        self.text.push_str(&format!("{name}: {body}\n"));
+        if !self.is_full() {
+            self.text.push_str(&format!("{name}: {body}\n"));
+        }
     }
 
     /// Writes a terminal under a new name.

@@ -12,6 +12,8 @@ use crate::answer::literal::{Dialect, GEMMA_QUOTE};
 
 /// Deepest nesting of a schema.
 const DEPTH_MAX: usize = 32;
+/// Number of types that a schema can name.
+const KINDS: usize = 7;
 /// Keywords of schemas of numbers.
 const NUMERIC: [&str; 5] = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"];
 /// Keywords of schemas of texts that a JSON string enforces.
@@ -49,7 +51,7 @@ impl<'r, 'a> LiteralRules<'r, 'a> {
 
     /// A value of a schema.
     fn value(&mut self, schema: &Value, depth: usize) -> Option<String> {
-        let depth = depth.checked_sub(1)?;
+        let depth = depth.checked_sub(1).filter(|_| !self.lark.is_full())?;
         let map = match schema {
             Value::Bool(true) => return Some(self.any()),
             Value::Object(map) => map,
@@ -71,7 +73,8 @@ impl<'r, 'a> LiteralRules<'r, 'a> {
         }
         match map.get("type") {
             Some(Value::String(kind)) => self.typed(kind, map, depth),
-            Some(Value::Array(kinds)) => {
+            // A type that is listed twice would double the rules at each level.
+            Some(Value::Array(kinds)) if kinds.len() <= KINDS && is_distinct(kinds) => {
                 let kinds: Vec<String> =
                     kinds.iter().map(|kind| self.typed(kind.as_str()?, map, depth)).collect::<Option<_>>()?;
                 (!kinds.is_empty()).then(|| self.lark.rule(&kinds.join(" | ")))
@@ -262,6 +265,10 @@ impl<'r, 'a> LiteralRules<'r, 'a> {
         self.lark.define(&any, &format!("{text} | NUMBER | {constants} | {list} | {object}"));
         any
     }
+}
+
+fn is_distinct(values: &[Value]) -> bool {
+    values.iter().enumerate().all(|(index, value)| !values[..index].contains(value))
 }
 
 /// Whether a name can stand without quotation marks in every syntax.

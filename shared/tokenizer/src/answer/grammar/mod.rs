@@ -7,7 +7,7 @@ mod syntax;
 mod values;
 
 use common::{
-    chat::{GRAMMAR_BYTES_MAX, Thinking},
+    chat::Thinking,
     tool_use::{CallGrammar, Mark, ToolUse},
 };
 use serde_json::{Map, Value, json};
@@ -101,8 +101,11 @@ pub fn call_grammar(
     let first = syntax.first.map(|mark| lark.mark(mark));
     // A header can only stand between messages: no thought has it.
     let thinking = if !is_required && !syntax.lead.is_empty() { Thinking::None } else { thinking };
+    if lark.is_full() {
+        return None;
+    }
     let (lark, controls) = lark.finish();
-    (lark.len() <= GRAMMAR_BYTES_MAX).then_some(CallGrammar {
+    Some(CallGrammar {
         lark,
         controls,
         is_required,

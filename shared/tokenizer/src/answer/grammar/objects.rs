@@ -1,4 +1,6 @@
 //! Sequences of members with separators between those that are present, and calls as JSON objects.
+use std::collections::HashSet;
+
 use serde_json::{Map, Value};
 
 use super::{
@@ -24,7 +26,8 @@ pub(super) struct Property {
 /// The properties of a schema in their order, the required ones without a schema at the end.
 pub(super) fn properties(schema: &Map<String, Value>) -> Vec<Property> {
     let required = schema.get("required").and_then(Value::as_array).into_iter().flatten();
-    let required: Vec<&str> = required.filter_map(Value::as_str).collect();
+    let names: Vec<&str> = required.filter_map(Value::as_str).collect();
+    let mut required: HashSet<&str> = names.iter().copied().collect();
     let known = schema.get("properties").and_then(Value::as_object);
     let mut found: Vec<Property> = known
         .into_iter()
@@ -32,11 +35,11 @@ pub(super) fn properties(schema: &Map<String, Value>) -> Vec<Property> {
         .map(|(name, schema)| Property {
             name: name.clone(),
             schema: schema.clone(),
-            is_required: required.contains(&name.as_str()),
+            is_required: required.remove(name.as_str()),
         })
         .collect();
-    for name in required {
-        if !found.iter().any(|property| property.name == name) {
+    for name in names {
+        if required.remove(name) {
             found.push(Property { name: name.to_owned(), schema: Value::Bool(true), is_required: true });
         }
     }

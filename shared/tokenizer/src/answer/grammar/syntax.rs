@@ -167,6 +167,9 @@ fn marked_arguments(tool: &GrammarTool, marks: ArgumentMarks, lark: &mut Lark<'_
     }
     let mut arguments = Vec::new();
     for Property { name, schema, is_required } in properties {
+        if lark.is_full() {
+            return None;
+        }
         if !is_name(&name) {
             if is_required {
                 return None;
