@@ -78,6 +78,10 @@ fn last_message_is_continued_where_it_ends() {
     assert_eq!(render(thought), expected("<think>Sure"));
     let both = json!({"role": "assistant", "content": "A", "reasoning_content": "b"});
     assert_eq!(render(both), expected("<think>b</think>A"));
+    // Texts of the mark behind the message.
+    for text in ["<", "en", "end>", "<end>", "BRAMBLE_CONTINUES_HERE"] {
+        assert_eq!(render(json!({"role": "assistant", "content": text})), expected(text));
+    }
     for wrong in [json!({"role": "user", "content": "x"}), json!({"role": "assistant", "content": " "})] {
         assert!(matches!(render(wrong), Err(TemplateError::Conversation(_))));
     }

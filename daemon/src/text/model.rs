@@ -50,7 +50,7 @@ pub struct ModelText {
     /// Defaults of the file.
     pub sampling: SamplingDefaults,
     /// Whether the templates have marks of thoughts.
-    thinks: bool,
+    pub(super) thinks: bool,
     /// The tokens that end a thought.
     thought_end: Vec<u32>,
     vocabulary_length: usize,
@@ -107,7 +107,12 @@ impl ModelText {
         }
         let is_continued = matches!(&generate.prompt, Prompt::Chat(chat) if chat.is_continued)
             || generate.tool_use.as_ref().is_some_and(|tool_use| tool_use.is_continued);
-        let from = if is_continued { 0 } else { tokens.len().saturating_sub(TAIL_TOKENS) };
+        // An earlier message may be about the marks of thoughts.
+        let from = if is_continued {
+            tokens.iter().rposition(|id| self.tokenizer.is_end(*id)).map_or(0, |end| end + 1)
+        } else {
+            tokens.len().saturating_sub(TAIL_TOKENS)
+        };
         let mut tail = Vec::new();
         for id in &tokens[from..] {
             self.tokenizer.append_piece(*id, true, &mut tail);

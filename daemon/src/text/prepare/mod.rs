@@ -107,8 +107,10 @@ impl<W: TextWork> Preparer<W> {
     }
 
     pub(super) fn chat(&mut self, chat: &Chat, now: u64) -> Result<Vec<u32>, Unprepared> {
-        let more = [&chat.tools, &chat.variables].map(|text| text.as_deref().unwrap_or_default());
-        let key = Key::of(&["chat", &chat.messages, more[0], more[1]]);
+        // Every field, as each changes the text or its refusal.
+        let Chat { messages, tools, variables, is_continued } = chat;
+        let [tools, variables] = [tools, variables].map(|text| text.as_deref().unwrap_or_default());
+        let key = Key::of(&[if *is_continued { "continued" } else { "chat" }, messages, tools, variables]);
         self.once(key, |preparer| {
             let model = Arc::clone(&preparer.model);
             let template = model.template()?;

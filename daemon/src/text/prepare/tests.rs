@@ -1,7 +1,7 @@
 //! Refusals before any work, and caching of repeated work.
 use std::path::Path;
 
-use common::{sampling::SamplingParameters, tool_use::CallGrammar};
+use common::{chat::Thinking, sampling::SamplingParameters, tool_use::CallGrammar};
 use engine::plan::Limits;
 use gguf::GgufFile;
 use serde_json::json;
@@ -153,6 +153,32 @@ fn choices_of_an_answer_are_prepared_once() {
     }
     assert_eq!(preparer.work.checked, 1);
     assert!(preparer.knows_form(&schema(r#"{"enum": [1]}"#)) && !preparer.knows_form(&schema("{}")));
+}
+
+#[test]
+fn a_conversation_whose_last_message_is_continued_is_another_prompt() {
+    let mut preparer = preparer(model());
+    let messages = r#"[{"role": "assistant", "content": "a"}]"#;
+    for is_continued in [false, true, false, true] {
+        let chat = Chat { messages: messages.into(), is_continued, ..Chat::default() };
+        assert!(preparer.prepare(&generate(Prompt::Chat(Box::new(chat))), 0).is_ok());
+    }
+    assert_eq!(preparer.work.rendered, 2);
+}
+
+#[test]
+fn a_continued_message_thinks_only_if_it_has_begun_a_thought() {
+    let mut model = model();
+    model.thinks = true;
+    let end = model.end_tokens()[0];
+    let form = |prompt: &[&str]| {
+        let parts: Vec<Vec<u32>> = prompt.iter().map(|text| model.tokenizer.encode(text, false, true)).collect();
+        let chat = Chat { is_continued: true, ..Chat::default() };
+        model.form(&generate(Prompt::Chat(Box::new(chat))), &parts.join(&end)).thinking
+    };
+    assert_eq!(form(&["What does <think> do?", "It begins"]), Thinking::None);
+    assert_eq!(form(&["What does it do?", "<think>They ask"]), Thinking::Open);
+    assert_eq!(form(&["What does it do?", "<think>They ask</think>It"]), Thinking::None);
 }
 
 #[test]

@@ -8,8 +8,12 @@ use super::TemplateError;
 /// Most messages of a conversation.
 const MESSAGES_MAX: usize = 16 << 10;
 
+/// Stands at the end of a message that the answer continues while it is rendered. A template that trims contents removes the
+/// blank.
+const MARK: &str = "BRAMBLE_CONTINUES_HERE ";
+
 /// The variables of a template.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Conversation {
     /// Whether the answer continues the last message.
     pub(super) is_continued: bool,
@@ -151,16 +155,36 @@ impl Conversation {
         Ok(Self { is_continued, messages, tools: tools.filter(|tools| !tools.is_empty()) })
     }
 
-    /// A rendered text up to the end of the last message, which the answer continues. Templates trim contents.
-    pub(super) fn cut(&self, mut text: String) -> Result<String, TemplateError> {
-        let last = self.messages.last().filter(|message| message["role"] == "assistant");
-        let fields =
-            ["content", "reasoning_content", "thinking"].map(|field| last.and_then(|last| last[field].as_str()));
-        let Some(begun) = fields.into_iter().flatten().find(|text| !text.trim().is_empty()) else {
+    /// The field of the last message that the answer continues.
+    fn begun(&self) -> Option<(&'static str, &str)> {
+        let last = self.messages.last().filter(|message| message["role"] == "assistant")?;
+        let fields = ["content", "reasoning_content", "thinking"]
+            .iter()
+            .filter_map(|field| Some((*field, last[*field].as_str()?)));
+        fields.into_iter().find(|(_, text)| !text.trim().is_empty())
+    }
+
+    /// The conversation with a mark where the answer continues it; `None`: it begins a message.
+    pub(super) fn marked(&self) -> Result<Option<Self>, TemplateError> {
+        if !self.is_continued {
+            return Ok(None);
+        }
+        let Some((field, begun)) = self.begun() else {
             return refuse(
                 "there is no text to continue: end the messages with one of the assistant's that has content",
             );
         };
+        let (mut marked, begun) = (self.clone(), format!("{begun}{MARK}"));
+        if let Some(last) = marked.messages.last_mut() {
+            last[field] = begun.into();
+        }
+        Ok(Some(marked))
+    }
+
+    /// A text that was rendered without the mark up to the end of the last message, for templates that do not render the mark.
+    /// Templates trim contents.
+    pub(super) fn cut(&self, mut text: String) -> Result<String, TemplateError> {
+        let begun = self.begun().map_or("", |(_, begun)| begun);
         let found = [begun, begun.trim()].iter().find_map(|begun| Some(text.rfind(begun)? + begun.len()));
         let Some(end) = found else {
             return refuse("the model's chat template changes the last message, so that it cannot be continued");
@@ -168,6 +192,17 @@ impl Conversation {
         text.truncate(end);
         Ok(text)
     }
+}
+
+/// A rendered text up to the mark; `None` if the template left it out.
+pub(super) fn before_mark(mut text: String) -> Option<String> {
+    let at = text.rfind(MARK.trim_end())?;
+    let is_trimmed = !text[at..].starts_with(MARK);
+    text.truncate(at);
+    if is_trimmed {
+        text.truncate(text.trim_end().len());
+    }
+    Some(text)
 }
 
 /// The variables of a conversation.

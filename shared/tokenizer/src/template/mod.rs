@@ -178,8 +178,12 @@ impl ChatTemplate {
         let variables = conversation::variables(chat)?;
         let run = |form| {
             let conversation = Conversation::read(chat, self.customs, form)?;
-            let text = self.run(&conversation, &variables, now)?;
-            if chat.is_continued { conversation.cut(text) } else { Ok(text) }
+            let Some(marked) = conversation.marked()? else { return self.run(&conversation, &variables, now) };
+            let text = self.run(&marked, &variables, now)?;
+            let Some(begun) = conversation::before_mark(text) else {
+                return conversation.cut(self.run(&conversation, &variables, now)?);
+            };
+            Ok(begun)
         };
         let first = run(Form::USUAL);
         if !matches!(first, Err(TemplateError::Failed(_))) {
@@ -249,7 +253,11 @@ fn prepare(text: &str) -> String {
         let Some(end) = rest[begin + 2..].find(close).map(|end| begin + 2 + end) else { break };
         let tag = &rest[begin + 2..end];
         out.push_str(&rest[..begin]);
-        if close == "%}" && matches!(tag.trim_matches(['-', '+', ' ', '\n', '\t']), "generation" | "endgeneration") {
+        if close == "#}" {
+            out.push_str(&rest[begin..end + 2]);
+        } else if close == "%}"
+            && matches!(tag.trim_matches(['-', '+', ' ', '\n', '\t']), "generation" | "endgeneration")
+        {
             // A comment strips the same white space.
             let mark = |is_there: bool| if is_there { "-" } else { "" };
             let (before, behind) = (mark(tag.starts_with('-')), mark(tag.ends_with('-')));
@@ -263,9 +271,9 @@ fn prepare(text: &str) -> String {
     out
 }
 
-/// Offset of the next tag, and its closing delimiter.
+/// Offset of the next tag or comment, and its closing delimiter.
 fn next_tag(text: &str) -> Option<(usize, &'static str)> {
-    let tags = [("{%", "%}"), ("{{", "}}")];
+    let tags = [("{%", "%}"), ("{{", "}}"), ("{#", "#}")];
     tags.iter().filter_map(|(open, close)| Some((text.find(open)?, *close))).min()
 }
 
