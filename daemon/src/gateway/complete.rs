@@ -25,10 +25,11 @@ use super::{
     Gateway,
     answer::{Answer, Ended, Said},
     bodies::Held,
-    choice::{Choice, ChoicePart},
+    choice::{Choice, ChoicePart, TokenLogprobs},
     error::ApiError,
     pinned::Pinned,
     request::{Asked, RUNNING_MAX, Wish},
+    scores::HeldScores,
     stream::{Events, FirstByte, Gone, events},
     trace,
     writer::{Tally, Writer},
@@ -69,6 +70,8 @@ struct Run {
     is_prompt_only: bool,
     tally: Tally,
     first: FirstByte,
+    /// The log probabilities of answers that are kept for the one object.
+    scores: HeldScores,
     ended: usize,
 }
 
@@ -87,34 +90,23 @@ pub(super) async fn complete(
     let model = Pinned::new(asked.model.clone(), served.topology);
     let deadline = arrival.at + gateway.settings.request_max;
     let is_streamed = asked.is_streamed;
-    let echoes = if asked.echoes { echoes(&gateway, &model, &asked.choices).await? } else { Vec::new() };
+    let echoes = match asked.echoes {
+        true => in_time(&gateway, deadline, echoes(&gateway, &model, &asked.choices)).await??,
+        false => Vec::new(),
+    };
     let mut run = begin(Arc::clone(&gateway), asked, writer, echoes, held, arrival, model);
-    let overdue = || ApiError::overdue(gateway.settings.request_max.as_secs());
     if !is_streamed {
-        let ended = tokio::select! {
-            ended = timeout_at(deadline.into(), run.whole()) => ended,
-            () = gateway.cut.cancelled() => return Err(ApiError::shutting_down()),
-        };
-        return match ended {
-            Ok(Ok(object)) => Ok(Json(object).into_response()),
-            Ok(Err(error)) => Err(error),
-            Err(_) => Err(overdue()),
-        };
+        let object = in_time(&gateway, deadline, run.whole()).await??;
+        return Ok(Json(object).into_response());
     }
     // Until the answer begins, an error has a status code of its own.
-    let first = match timeout_at(deadline.into(), run.next()).await {
-        Ok(Some((index, part))) => (index, part?),
-        Ok(None) => return Err(run.gateway.not_serving(None)),
-        Err(_) => return Err(overdue()),
+    let first = match in_time(&gateway, deadline, run.next()).await? {
+        Some((index, part)) => (index, part?),
+        None => return Err(run.gateway.not_serving(None)),
     };
     let (events, response) = events(run.arrival.at, Arc::clone(&run.first), run.writer.framing());
-    let late = overdue();
     tokio::spawn(async move {
-        let streamed = tokio::select! {
-            streamed = timeout_at(deadline.into(), run.stream(&events, first)) => streamed.map_err(|_| late),
-            () = gateway.cut.cancelled() => Err(ApiError::shutting_down()),
-        };
-        match streamed {
+        match in_time(&gateway, deadline, run.stream(&events, first)).await {
             Ok(Ok(())) => {}
             Ok(Err(Gone)) => gateway.metrics.cancelled(),
             // A client that does not read does not receive it either.
@@ -122,6 +114,19 @@ pub(super) async fn complete(
         }
     });
     Ok(response)
+}
+
+/// The outcome of a step of a request.
+///
+/// # Errors
+/// The time for the request is over, or this node ends before.
+async fn in_time<T>(gateway: &Gateway, deadline: Instant, step: impl Future<Output = T>) -> Result<T, ApiError> {
+    tokio::select! {
+        done = timeout_at(deadline.into(), step) => {
+            done.map_err(|_| ApiError::overdue(gateway.settings.request_max.as_secs()))
+        }
+        () = gateway.cut.cancelled() => Err(ApiError::shutting_down()),
+    }
 }
 
 /// The texts of the choices' prompts; a head has those of token ids.
@@ -154,6 +159,7 @@ fn begin(
     let (mut choices, turns) = (JoinSet::new(), Arc::new(Semaphore::new(RUNNING_MAX)));
     let count = asked.choices.len();
     let seeds: Vec<u64> = asked.choices.iter().map(|wish| wish.seed).collect();
+    let scores = gateway.scores.hold();
     let per_prompt = seeds.iter().skip(1).position(|seed| *seed == seeds[0]).map_or(count, |at| at + 1);
     for (index, wish) in asked.choices.into_iter().enumerate() {
         let answer = Answer::new(Arc::clone(&gateway), wish, Arc::clone(&model), arrival.at);
@@ -179,6 +185,7 @@ fn begin(
         is_prompt_only: asked.reading.is_prompt_only,
         tally: Tally::default(),
         first: FirstByte::default(),
+        scores,
         ended: 0,
     }
 }
@@ -257,18 +264,23 @@ impl Run {
     }
 
     async fn whole(&mut self) -> Result<Value, ApiError> {
-        let mut scores = 0;
+        let mut of_prompts = 0;
         while self.ended < self.count {
             let Some((index, part)) = self.next().await else { return Err(self.gateway.not_serving(None)) };
             let part = part.map_err(|error| {
                 let tally = Tally { timings: Value::Null, ..self.tally.clone() };
                 error.with_partial(|| self.writer.whole(&tally))
             })?;
-            if let ChoicePart::Scored(shown) = &part {
-                scores += shown.iter().map(|one| one.top.len() + 1).sum::<usize>();
-                if scores > SCORES_SUM_MAX {
-                    return Err(too_many_scores());
+            let count = |shown: &[TokenLogprobs]| shown.iter().map(|one| one.top.len() + 1).sum::<usize>();
+            match &part {
+                ChoicePart::Scored(shown) => {
+                    of_prompts += count(shown);
+                    if of_prompts > SCORES_SUM_MAX {
+                        return Err(too_many_scores());
+                    }
                 }
+                ChoicePart::Content(_, shown) => self.scores.add(count(shown))?,
+                _ => {}
             }
             self.writer.keep(index, part);
         }

@@ -196,6 +196,19 @@ impl ApiError {
         Self { retry_after: Some(1), ..error }
     }
 
+    /// The answer's log probabilities find no room; `all` have room together.
+    pub(super) fn scores_full(count: usize, all: usize) -> Self {
+        if count > all {
+            let message = format!("the answers have more than {all} log probabilities; stream them, or ask for fewer");
+            return Self::invalid("logprobs", message);
+        }
+        let message = format!(
+            "the log probabilities of other answers take the memory of {all}; stream the answer, or try again in 1 s"
+        );
+        let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "logprobs_full", message);
+        Self { retry_after: Some(1), ..error }
+    }
+
     /// All connections that may send this request are busy.
     pub(super) fn connections_full() -> Self {
         let message = "all connections of this node are busy; try again in 1 s (/health and /metrics still answer)";

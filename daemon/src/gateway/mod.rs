@@ -43,6 +43,7 @@ mod responses;
 pub mod route;
 mod sampling;
 mod schemas;
+mod scores;
 mod sessions;
 mod settings;
 mod socket;
@@ -73,7 +74,8 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::{
     admission::Admission, bodies::Bodies, changes::LoadTurns, cluster::Cluster, health::LoadProgress, metrics::Metrics,
-    parsing::Parsing, responses::ResponseStore, sessions::Sessions, texts::TextTurns, trace::Traces,
+    parsing::Parsing, responses::ResponseStore, scores::ScoreBudget, sessions::Sessions, texts::TextTurns,
+    trace::Traces,
 };
 
 /// Time limit for the last errors to reach clients at the end of the drain.
@@ -92,6 +94,7 @@ struct Gateway {
     /// Answers in progress.
     running: AtomicU32,
     bodies: Bodies,
+    scores: ScoreBudget,
     responses: Arc<ResponseStore>,
     loads: LoadTurns,
     parsing: Parsing,
@@ -104,6 +107,7 @@ impl Gateway {
     /// A gateway without requests.
     fn new(settings: GatewaySettings, identity: Identity, cluster: Arc<Cluster>, cut: CancellationToken) -> Self {
         let (bodies, responses) = (Bodies::new(settings.memory), Arc::new(ResponseStore::new(settings.memory)));
+        let scores = ScoreBudget::new(settings.memory);
         Self {
             admission: Arc::new(Admission::new(Arc::clone(&cluster), settings.queue, settings.recovers)),
             settings,
@@ -114,6 +118,7 @@ impl Gateway {
             loading: Mutex::new(None),
             running: AtomicU32::new(0),
             bodies,
+            scores,
             responses,
             loads: LoadTurns::default(),
             parsing: Parsing::default(),

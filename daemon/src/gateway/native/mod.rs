@@ -35,7 +35,8 @@ struct NativeWriter {
     /// All tokens, or in a stream those whose text has not come.
     tokens: Vec<u32>,
     predicted: usize,
-    probabilities: Vec<Value>,
+    /// Log probabilities for the one object.
+    shown: Vec<TokenLogprobs>,
     end: Option<Box<Ended>>,
 }
 
@@ -133,8 +134,7 @@ impl Writer for NativeWriter {
             ChoicePart::Token(id) => self.tokens.push(id),
             ChoicePart::Content(text, shown) => {
                 self.content.push_str(&text);
-                let found: Vec<Value> = self.probabilities(&shown).collect();
-                self.probabilities.extend(found);
+                self.shown.extend(shown);
             }
             ChoicePart::End(_, ended) => self.end = Some(ended),
             _ => {}
@@ -149,7 +149,8 @@ impl Writer for NativeWriter {
             whole["tokens"] = std::mem::take(&mut self.tokens).into();
         }
         if self.form.probabilities.is_some() {
-            whole["completion_probabilities"] = std::mem::take(&mut self.probabilities).into();
+            let shown = std::mem::take(&mut self.shown);
+            whole["completion_probabilities"] = self.probabilities(&shown).collect();
         }
         whole
     }

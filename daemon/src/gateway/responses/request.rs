@@ -1,4 +1,5 @@
 //! Converts the body of a request for a response to that of a chat. Pure.
+use common::chat::PROMPT_BYTES_MAX;
 use serde_json::{Map, Value, json};
 
 use super::items::add_item;
@@ -60,17 +61,17 @@ pub(super) struct ResponsesRequest {
     pub(super) echo: Map<String, Value>,
 }
 
-/// Converts a request; `earlier` is the conversation that it continues, `find` returns items of kept responses.
+/// Converts a request; `earlier` is the conversation that it continues, `find` returns the JSON of items of kept responses.
 ///
 /// # Errors
-/// The first field that is invalid or not supported.
+/// The first field that is invalid or not supported, or references to more than a prompt may have.
 pub(super) fn translate(
     mut given: Map<String, Value>,
     earlier: Vec<Value>,
-    find: impl Fn(&str) -> Option<Value>,
+    find: impl Fn(&str) -> Option<String>,
 ) -> Result<ResponsesRequest, ApiError> {
     refuse(Fields(&given))?;
-    let mut messages = earlier;
+    let (mut messages, mut referred_bytes) = (earlier, 0);
     match given.remove("input") {
         None | Some(Value::Null) if !messages.is_empty() => {}
         Some(Value::String(text)) => messages.push(json!({"role": "user", "content": text})),
@@ -78,7 +79,14 @@ pub(super) fn translate(
             for (index, item) in items.into_iter().enumerate() {
                 let item = match referred(&item) {
                     None => item,
-                    Some(id) => find(id).ok_or_else(|| unknown(index, id))?,
+                    Some(id) => {
+                        let found = find(id).ok_or_else(|| unknown(index, id))?;
+                        referred_bytes += found.len();
+                        if referred_bytes > PROMPT_BYTES_MAX {
+                            return Err(ApiError::prompt_too_large("input", referred_bytes, PROMPT_BYTES_MAX));
+                        }
+                        serde_json::from_str(&found).map_err(|_| unknown(index, id))?
+                    }
                 };
                 add_item(index, &item, &mut messages)?;
             }

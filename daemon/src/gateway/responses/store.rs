@@ -19,14 +19,18 @@ const BUDGET: std::ops::RangeInclusive<u64> = (4 << 20)..=(32 << 20);
 #[derive(Debug)]
 struct StoredResponse {
     id: String,
+    /// Its object without the items of the output.
     object: String,
+    /// The ids of the items and their JSON: a reference must not cost more than its item.
+    output: Vec<(String, String)>,
     /// The conversation up to and with the answer, as messages of a chat.
     messages: String,
 }
 
 impl StoredResponse {
     fn bytes(&self) -> usize {
-        self.id.len() + self.object.len() + self.messages.len()
+        let output: usize = self.output.iter().map(|(id, item)| id.len() + item.len()).sum();
+        self.id.len() + self.object.len() + output + self.messages.len()
     }
 }
 
@@ -59,7 +63,11 @@ impl ResponseStore {
     /// Keeps a response and the conversation that ends with it; the oldest ones make room.
     pub(super) fn keep(&self, id: &str, object: &Value, messages: &[Value]) {
         let messages = serde_json::to_string(messages).unwrap_or_default();
-        let response = StoredResponse { id: id.into(), object: object.to_string(), messages };
+        let mut object = object.clone();
+        let items = object.get_mut("output").map(Value::take);
+        let items = items.as_ref().and_then(Value::as_array).into_iter().flatten();
+        let output = items.map(|item| (item["id"].as_str().unwrap_or_default().to_owned(), item.to_string())).collect();
+        let response = StoredResponse { id: id.into(), object: object.to_string(), output, messages };
         if response.bytes() > RESPONSE_BYTES_MAX {
             return;
         }
@@ -72,24 +80,31 @@ impl ResponseStore {
         }
     }
 
-    fn find(&self, id: &str, part: fn(&StoredResponse) -> &String) -> Option<String> {
-        self.kept().iter().find(|response| response.id == id).map(|response| part(response).clone())
+    fn find<T>(&self, id: &str, part: impl Fn(&StoredResponse) -> T) -> Option<T> {
+        self.kept().iter().find(|response| response.id == id).map(part)
     }
 
     /// A response.
     pub(super) fn object(&self, id: &str) -> Option<Value> {
-        serde_json::from_str(&self.find(id, |response| &response.object)?).ok()
+        let (object, output) = self.find(id, |response| (response.object.clone(), response.output.clone()))?;
+        let mut object: Value = serde_json::from_str(&object).ok()?;
+        let items: Result<Vec<Value>, _> = output.iter().map(|(_, item)| serde_json::from_str(item)).collect();
+        object["output"] = items.ok()?.into();
+        Some(object)
     }
 
     /// The conversation that ends with a response.
     pub(super) fn messages(&self, id: &str) -> Option<Vec<Value>> {
-        serde_json::from_str(&self.find(id, |response| &response.messages)?).ok()
+        serde_json::from_str(&self.find(id, |response| response.messages.clone())?).ok()
     }
 
-    /// An item of a response: its id has the response's digits in the middle.
-    pub(super) fn item(&self, id: &str) -> Option<Value> {
-        let response = self.object(&format!("resp_{}", id.split('_').nth(1)?))?;
-        response["output"].as_array()?.iter().find(|item| item["id"] == id).cloned()
+    /// The JSON of an item of a response: its id has the response's digits in the middle.
+    pub(super) fn item(&self, id: &str) -> Option<String> {
+        let response = format!("resp_{}", id.split('_').nth(1)?);
+        let found = self.find(&response, |response| {
+            response.output.iter().find(|(known, _)| known == id).map(|(_, item)| item.clone())
+        });
+        found?
     }
 
     /// Deletes a response. Returns whether it was kept.

@@ -77,6 +77,18 @@ fn tools_and_formats_have_their_counterparts() {
     }
 }
 
+#[test]
+fn references_are_bounded_by_the_length_of_a_prompt() {
+    let item = json!({"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "x".repeat(500_000)}]});
+    let translated = |count| {
+        let input = vec![json!({"type": "item_reference", "id": "msg_1_0"}); count];
+        let body = json!({"input": input}).as_object().expect("an object").clone();
+        translate(body, Vec::new(), |_| Some(item.to_string())).map(|request| request.messages.len())
+    };
+    assert!(translated(4).is_ok());
+    assert!(translated(20_000).is_err_and(|error| error.code == "prompt_too_large"));
+}
+
 fn parts(reason: &'static str) -> [ChoicePart; 6] {
     [
         ChoicePart::Started,
@@ -183,7 +195,7 @@ fn store_keeps_the_latest_within_its_bounds() {
     store.keep("resp_7", &object, &[json!({"role": "user", "content": "Hi"})]);
     assert_eq!(store.object("resp_7"), Some(object.clone()));
     assert_eq!(store.messages("resp_7").map(|list| list.len()), Some(1));
-    assert_eq!(store.item("msg_7_1"), Some(object["output"][1].clone()));
+    assert_eq!(store.item("msg_7_1"), Some(object["output"][1].to_string()));
     assert_eq!((store.item("msg"), store.item("msg_8_1"), store.item("")), (None, None, None));
     store.keep("resp_8", &object, &[json!("x".repeat(1 << 20))]);
     assert_eq!(store.object("resp_8"), None, "it is too long");
