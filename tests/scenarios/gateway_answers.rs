@@ -114,6 +114,14 @@ fn thoughts_beyond_their_budget_are_ended() {
     }
     let asked = heads.asked();
     assert_eq!((asked[0].max_tokens, &asked[1].resumed[5..]), (5, &[9007, 9008][..]));
+    // Without room for the end of the thoughts and an answer, nothing follows.
+    for most in [6, 7] {
+        let answer = post(&address, "/v1/chat/completions", &chat(json!({"thinking_budget": 5, "max_tokens": most})));
+        let answer = answer.good();
+        let choice = &answer["choices"][0];
+        assert_eq!((&choice["finish_reason"], &choice["message"]["content"]), (&json!("length"), &json!("")));
+        assert_eq!(choice["message"]["reasoning_content"], "t0 t1 t2 t3 t4", "{answer}");
+    }
     let unlimited =
         post(&address, "/v1/chat/completions", &chat(json!({"thinking_budget": -1, "max_tokens": 7}))).good();
     let ended = &unlimited["choices"][0];

@@ -1,8 +1,9 @@
 //! Overload, lost nodes and nodes without a shard, as seen by clients of the OpenAI API.
 use harness::{
     deep_models::deep_models,
+    fake_heads::{FakeHeads, Script},
     http::{Stream, beside, get, post, stream, text_of},
-    programs::{Cluster, DEEP, wait_until},
+    programs::{Cluster, DEEP, demo_models, wait_until},
 };
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -182,5 +183,19 @@ fn stream_cut_by_the_drain_of_its_gateway_ends_with_a_reason() {
     let last: Value = serde_json::from_str(&last).expect("the stream must end with an error");
     assert_eq!(last["error"]["code"], "shutting_down", "{last}");
     assert!(last["error"]["message"].as_str().is_some_and(|text| text.contains("use another node")), "{last}");
+    assert_eq!(front.wait(0), Some(0));
+}
+
+#[test]
+fn stream_that_has_not_begun_at_the_end_of_a_drain_gets_an_error() {
+    let heads = FakeHeads::start(&[Script::Waits]);
+    let settings = format!("peers = [\"{}\"]\ndrain_ms = 100\n", heads.addresses[0]);
+    let mut front = Cluster::with(1, &demo_models(), &settings);
+    let address = beside(&front.addresses[0]);
+    serving(&address);
+    let waiting = std::thread::spawn(move || stream(&address, "/v1/completions", &body(1, 3)).rest());
+    wait_until("the head has the request", || !heads.asked().is_empty());
+    front.signal(0, Signal::SIGTERM);
+    waiting.join().expect("no panic").assert_error(503, "shutting_down", "use another node");
     assert_eq!(front.wait(0), Some(0));
 }

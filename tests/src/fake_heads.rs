@@ -37,6 +37,8 @@ pub enum Script {
     IsCancelledAfter(u32),
     /// Sends all tokens.
     Answers,
+    /// Takes the request and sends nothing.
+    Waits,
     /// Says this text, a letter a token, as a model that calls tools with tags and thinks from the prompt's end on.
     Says(&'static str),
     /// Answers a conversation whose first message is the number of one of [`TOOL_ANSWERS`], a letter a token, and one
@@ -210,6 +212,7 @@ impl Head {
             Script::Says(text) => (text.chars().count() as u32 - resumed, Some(FinishReason::Stop)),
             Script::CallsTools { .. } => return tool_answer(self.script, generate),
             Script::Obeys => return obeyed(generate),
+            Script::Waits => return Vec::new(),
             Script::Thinks if has_ended => (1, Some(FinishReason::Stop)),
             Script::Thinks => (generate.max_tokens - resumed, Some(FinishReason::Length)),
         };

@@ -220,10 +220,12 @@ impl Answer {
         tokens.into_iter().skip(again).collect()
     }
 
-    /// Whether a head has ended only a part of the answer.
+    /// Whether a head has ended only a part of the answer. If the tokens that end its thoughts leave no room for another one,
+    /// it ends within them.
     fn is_part(&self, finished: &Finished) -> bool {
-        let count = self.so_far.tokens.len();
-        let is_complete = count >= self.wish.generate.max_tokens as usize;
+        let (count, closing) = (self.so_far.tokens.len(), self.budget.closing(self.so_far.tokens.len()));
+        let is_full = closing > 0 && self.prompt_tokens() + count + closing >= self.model.context();
+        let is_complete = is_full || count + closing >= self.wish.generate.max_tokens as usize;
         let is_reached = self.attempt.as_ref().is_some_and(|attempt| count >= attempt.end as usize);
         finished.reason == FinishReason::Length && is_reached && !is_complete
     }

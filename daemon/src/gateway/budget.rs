@@ -34,6 +34,11 @@ impl ThoughtBudget {
         self.most.map_or(end, |most| end.min(most))
     }
 
+    /// Number of tokens that end a thought of this many tokens; 0: it goes on.
+    pub(super) fn closing(&self, tokens: usize) -> usize {
+        self.most.filter(|most| tokens >= *most as usize).map_or(0, |_| self.end.len())
+    }
+
     /// No thoughts follow.
     pub(super) fn answered(&mut self) {
         self.most = None;
@@ -61,6 +66,7 @@ mod tests {
         let mut budget = ThoughtBudget::new(Some(5));
         budget.begin(&form(vec![7, 8]));
         assert_eq!((budget.cap(3), budget.cap(1024)), (3, 5));
+        assert_eq!((budget.closing(4), budget.closing(5)), (0, 2));
         assert_eq!(budget.close(4), None);
         assert_eq!(budget.close(5), Some((&[7, 8][..], "\n</think>\n\n")));
         assert_eq!(budget.close(7), None);

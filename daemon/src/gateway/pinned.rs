@@ -39,6 +39,11 @@ impl Pinned {
         self.state().topology.roots()
     }
 
+    /// Its context in tokens.
+    pub(super) fn context(&self) -> usize {
+        self.state().topology.context_length as usize
+    }
+
     /// The model for the next attempt; `None`: no model is served. The answer has `tokens` tokens so far.
     ///
     /// # Errors
