@@ -154,6 +154,10 @@ fn damaged_tensors_are_refused_with_their_name() {
     refused(GgufWriter::new(3).tensor(&long, &[1], BlockFormat::F32, vec![0; 4]).finish(), &["name of a tensor is 65"]);
     refused(one_tensor().at_offset(8).finish(), &["tensor t", "offset 8", "alignment 32"]);
     refused(one_tensor().at_offset(32).finish(), &["tensor t", "needs 32 bytes", "truncated"]);
+    let many = (0..3).fold(one_tensor(), |file, number| {
+        file.tensor(&format!("u{number}"), &[4, 2], BlockFormat::F32, vec![]).at_offset(0)
+    });
+    refused(many.finish(), &["tensor u0 overlaps others", "damaged"]);
     for offset in [1 << 63, u64::MAX - 31] {
         refused(one_tensor().at_offset(offset).finish(), &["tensor t", "needs 32 bytes"]);
     }

@@ -116,6 +116,25 @@ fn hostile_values(kind: Kind) -> Vec<Value> {
     values
 }
 
+/// Lists for the layers in which one differs from the others in a key of the file.
+fn uneven_values(file: &GgufFile, key: &str, layers: usize) -> Vec<Value> {
+    let own = match (file.metadata().unsigned(key), file.metadata().integers(key)) {
+        (Ok(Some(number)), _) => vec![number as i64; layers],
+        (_, Ok(Some(list))) if list.len() == layers => list,
+        _ => return Vec::new(),
+    };
+    let last = own[layers - 1];
+    let others = [0, 1, last / 2, last * 2].into_iter().filter(|other| *other != last);
+    let lists = others.flat_map(|other| [0, layers - 1].map(|layer| (layer, other)));
+    lists
+        .map(|(layer, other)| {
+            let mut list = own.clone();
+            list[layer] = other;
+            Value::Array(Value::U32(0).type_number(), list.iter().map(|number| Value::U32(*number as u32)).collect())
+        })
+        .collect()
+}
+
 /// Number of blocks that predict further tokens.
 const PREDICTORS: &str = "nextn_predict_layers";
 
@@ -227,11 +246,12 @@ fn every_key_of_every_family_may_have_any_value() {
     for_each_model(|model, subject| {
         let writer = model.writer();
         assert!(subject.check(&writer, "nothing", "changed"), "{}", subject.name);
+        let file = GgufFile::from_bytes(vec![writer.finish()]).expect("a whole model");
         let mut done = BTreeSet::new();
         // Some values make the family read further keys.
         while let Some((key, kind)) = subject.next_key(&done) {
             subject.check(&writer.clone().without(&key), &key, "absent");
-            for value in hostile_values(kind) {
+            for value in hostile_values(kind).into_iter().chain(uneven_values(&file, &key, model.block_count())) {
                 let changed = writer.clone().without(&key).value(&key, value.clone());
                 let shown: String = format!("= {value:?}").chars().take(80).collect();
                 subject.check(&changed, &key, &shown);

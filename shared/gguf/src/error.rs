@@ -204,6 +204,14 @@ pub enum GgufError {
         /// Size of the file.
         length: u64,
     },
+    /// Tensors that share bytes.
+    #[error(
+        "tensor {tensor} overlaps others: up to it, the tensors have more bytes than the file; it is damaged, download it again"
+    )]
+    Overlapping {
+        /// The first tensor beyond the bytes of the file.
+        tensor: String,
+    },
     /// A tensor that the architecture needs is missing.
     #[error(
         "tensor {tensor} is missing; the file is not a complete {architecture} model, download or convert it again"

@@ -61,8 +61,10 @@ pub(super) fn parse_header(header: &[u8], file_length: usize) -> Result<Index, G
     let alignment = alignment(Metadata::new(header, &index))?;
     // Cannot overflow: the header ends below 1 GiB and the alignment is at most 1 MiB.
     index.data_start = header_length.next_multiple_of(alignment as usize);
+    let mut taken = 0;
     for &at in &index.tensors {
-        TensorEntry::read(&mut Reader::from(header, at))?.place(alignment, index.data_start, file_length)?;
+        let entry = TensorEntry::read(&mut Reader::from(header, at))?;
+        entry.place(alignment, index.data_start, file_length, &mut taken)?;
     }
     Ok(index)
 }

@@ -72,8 +72,15 @@ impl<'a> TensorEntry<'a> {
         Ok(Self { name, format, dimensions, byte_length, offset })
     }
 
-    /// Checks that the bytes lie inside a file of `file_length` and returns their location.
-    pub(super) fn place(self, alignment: u64, data_start: usize, file_length: usize) -> Result<(), GgufError> {
+    /// Checks that the bytes lie inside a file of `file_length`, of which earlier tensors have taken `taken`. Tensors that share
+    /// bytes could have any number of bytes to be hashed.
+    pub(super) fn place(
+        self,
+        alignment: u64,
+        data_start: usize,
+        file_length: usize,
+        taken: &mut u64,
+    ) -> Result<(), GgufError> {
         if !self.offset.is_multiple_of(alignment) {
             return Err(GgufError::Misaligned { tensor: shown(self.name.as_bytes()), offset: self.offset, alignment });
         }
@@ -86,6 +93,10 @@ impl<'a> TensorEntry<'a> {
                 start,
                 length: file_length as u64,
             });
+        }
+        *taken += self.byte_length as u64;
+        if *taken > (file_length - data_start) as u64 {
+            return Err(GgufError::Overlapping { tensor: shown(self.name.as_bytes()) });
         }
         Ok(())
     }

@@ -34,6 +34,14 @@ pub fn read(file: &GgufFile) -> Result<ModelSpec, GgufError> {
     });
     check_vocabulary(file, spec.vocabulary_length)?;
     TensorCheck { file, architecture: family.name, found: Vec::new() }.all(&spec)?;
+    if !spec.is_sound() {
+        let (key, value) = (ARCHITECTURE.into(), shown(name.as_bytes()));
+        return Err(GgufError::Parameter {
+            key,
+            value,
+            reason: "the numbers of its layers contradict each other".into(),
+        });
+    }
     Ok(spec)
 }
 

@@ -79,6 +79,12 @@ fn attentions(keys: &Keys<'_>, is_windowed: &[bool], lengths: [usize; 2]) -> Res
         let is_windowed = is_windowed[layer];
         let length = lengths[usize::from(is_windowed)];
         let keys_of = (layer >= own).then(|| own - if is_windowed { 2 } else { 1 });
+        for (name, counts) in [("attention.head_count", &head_counts), (HEAD_COUNT_KV, &kv_counts)] {
+            if keys_of.is_some_and(|source| counts[source] != counts[layer]) {
+                let reason = format!("layer {layer} uses the keys of another layer and must have as many heads");
+                return Err(keys.refuse(name, counts[layer], reason));
+            }
+        }
         let attention = heads(keys, [head_counts[layer], kv_counts[layer], length])?;
         Ok(AttentionSpec {
             rope: Some(if is_windowed { WINDOWED } else { FULL }),
