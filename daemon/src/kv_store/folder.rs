@@ -19,7 +19,7 @@ use engine::kv_store::{
     Name, Part,
     label::{Kind, Label, Stored},
 };
-use protocol::kv::{KV_FILE_BYTES_MAX, KV_FILES_MAX, KvList};
+use protocol::kv::{KV_FILES_MAX, KvList};
 use smallvec::SmallVec;
 use telemetry::{StoreCleared, StoreUse};
 
@@ -28,6 +28,8 @@ use crate::health::memory;
 
 /// End of the name of a file that is being written.
 const PART: &str = ".part";
+/// Most bytes of a file: three times the largest state of known models.
+const FILE_BYTES_MAX: u64 = 512 << 20;
 
 /// Where the files are.
 #[derive(Debug)]
@@ -173,9 +175,9 @@ impl KvFolder {
         matches!(self.place, Place::Disk(_))
     }
 
-    /// Whether it has this part of a block or state.
-    pub fn has(&self, name: Name, part: &Part) -> bool {
-        self.index().find(name, part).is_some()
+    /// Size of the file with this part of a block or state, if it has one.
+    pub fn size(&self, name: Name, part: &Part) -> Option<u64> {
+        self.index().find(name, part).map(|(_, entry)| entry.bytes)
     }
 
     /// The parts of a block or state that it has.
@@ -198,7 +200,9 @@ impl KvFolder {
     pub fn write(&self, label: &Label, part: &Part, file: &Arc<Vec<u8>>) -> io::Result<()> {
         let (name, needs, bytes) = (label.name(), label.needs(), file.len() as u64);
         let mut index = self.index();
-        let Some(number) = index.number(part).filter(|_| bytes <= self.bytes_max) else { return Ok(()) };
+        let Some(number) = index.number(part).filter(|_| bytes <= self.bytes_max.min(FILE_BYTES_MAX)) else {
+            return Ok(());
+        };
         // In memory, it leaves free as much as it may use.
         if !self.is_on_disk() && memory::available().0 < self.bytes_max {
             drop(index);
@@ -300,7 +304,7 @@ impl KvFolder {
         };
         let file = File::open(self.path(folder, key, entry.needs))?;
         // One byte more than expected shows a longer file.
-        let most = entry.bytes.min(KV_FILE_BYTES_MAX as u64) + 1;
+        let most = entry.bytes.min(FILE_BYTES_MAX) + 1;
         let mut bytes = Vec::with_capacity(most as usize);
         (&file).take(most).read_to_end(&mut bytes)?;
         // The order survives a restart, if the file system takes the time.
@@ -368,6 +372,7 @@ mod tests {
         Space,
         label::{HEADER_BYTES, Kind},
     };
+    use protocol::kv::KV_FILE_BYTES_MAX;
 
     use super::*;
 
@@ -409,7 +414,8 @@ mod tests {
         new[..2].iter().for_each(|label| write(&folder, label));
         assert_eq!(folder.usage(), (6 * BYTES, 6));
         new[2..].iter().for_each(|label| write(&folder, label));
-        assert!(folder.has(old[1].name(), &part()) && !folder.has(old[2].name(), &part()), "the end of the old one");
+        let has = |label: &Label| folder.size(label.name(), &part()).is_some();
+        assert!(has(&old[1]) && !has(&old[2]), "the end of the old one");
         assert_eq!(held(&folder, &new), 4);
         drop(folder);
         fs::write(place.path().join("other"), "of another program").expect("it can be written");
@@ -422,6 +428,18 @@ mod tests {
         drop(folder);
         KvFolder::delete_all(place.path()).expect("it can be deleted");
         assert!(place.path().join("other").exists());
+    }
+
+    #[test]
+    fn a_state_may_be_larger_than_what_is_sent_to_other_nodes() {
+        let place = tempfile::tempdir().expect("a folder can be made");
+        let folder = KvFolder::open(place.path(), u64::MAX).expect("it can be opened");
+        let label = Label { kind: Kind::State, ..chain(1, 1)[0] };
+        let payload = vec![5; KV_FILE_BYTES_MAX + 1];
+        let file = Arc::new([&label.header(&payload)[..], &payload].concat());
+        folder.write(&label, &part(), &file).expect("there is room");
+        assert_eq!(folder.size(label.name(), &part()), Some(file.len() as u64));
+        assert!(folder.read(&label, &part()).is_some());
     }
 
     #[test]

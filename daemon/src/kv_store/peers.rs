@@ -116,7 +116,8 @@ impl KvPeers {
                 };
                 let is_same = offset == 0 || size == of;
                 size = of;
-                if !is_same || bytes.is_empty() || file.len() + bytes.len() > (size as usize).min(KV_FILE_BYTES_MAX) {
+                let (whole, end) = (size as usize, file.len() + bytes.len());
+                if !is_same || whole > KV_FILE_BYTES_MAX || bytes.is_empty() || end > whole {
                     return Ok(None);
                 }
                 file.extend(bytes);

@@ -16,6 +16,7 @@ use engine::kv_store::{
     label::{Kind, Label, Stored},
     port::{Disk, Files, Found, Read, Write},
 };
+use protocol::kv::KV_FILE_BYTES_MAX;
 
 use super::{folder::KvFolder, peers::KvPeers};
 
@@ -39,7 +40,9 @@ pub struct RankFiles {
 
 impl Files for RankFiles {
     fn has(&self, name: Name) -> bool {
-        self.folder.has(name, &self.part) && self.peers.as_ref().is_none_or(|peers| peers.is_copied(name, &self.part))
+        let Some(size) = self.folder.size(name, &self.part) else { return false };
+        // What is too large for the network is kept here only.
+        size > KV_FILE_BYTES_MAX as u64 || self.peers.as_ref().is_none_or(|peers| peers.is_copied(name, &self.part))
     }
 
     fn finds(&self, name: Name, kind: Kind) -> bool {
@@ -118,7 +121,8 @@ impl RankFiles {
     /// Copies files to the buddy.
     fn copy_all(&self, copies: &Receiver<(Name, Arc<Vec<u8>>)>) {
         for (name, file) in copies {
-            self.peers.iter().for_each(|peers| peers.copy(name, &self.part, &file));
+            let peers = self.peers.iter().filter(|_| file.len() <= KV_FILE_BYTES_MAX);
+            peers.for_each(|peers| peers.copy(name, &self.part, &file));
         }
     }
 

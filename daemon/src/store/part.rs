@@ -1,9 +1,9 @@
 //! An unfinished file `NAME.part`, with a second file that describes its origin. Locked while a request writes it; it
 //! gets its final name only when it is complete, has the expected SHA-256, and is on the disk.
 use std::{
-    fs::{self, File, OpenOptions, TryLockError},
+    fs::{self, File, Metadata, OpenOptions, TryLockError},
     io::{Seek, SeekFrom, Write},
-    os::unix::fs::OpenOptionsExt,
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
 
@@ -53,6 +53,13 @@ fn own_file() -> OpenOptions {
     options
 }
 
+/// Whether an open file is still the one with this path.
+fn is_at(file: &File, path: &Path) -> bool {
+    let place = |found: Metadata| (found.dev(), found.ino());
+    let own = file.metadata().map(place).ok();
+    own.is_some() && fs::symlink_metadata(path).map(place).ok() == own
+}
+
 impl PartialFile {
     /// Opens or creates it. Existing bytes are continued only if they have the same origin and the origin contains more
     /// than a size.
@@ -65,6 +72,10 @@ impl PartialFile {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(FaultKind::StoreBusy { model: model.into() }),
             Err(TryLockError::Error(error)) => return Err(failed(error)),
+        }
+        // Another request may have finished or discarded it between the two steps.
+        if !is_at(&file, &path) {
+            return Err(FaultKind::StoreBusy { model: model.into() });
         }
         let before = fs::read_to_string(origin_path(&path)).ok().and_then(|text| toml::from_str(&text).ok());
         let is_named = origin.sha256.is_some() || origin.etag.is_some();
@@ -162,5 +173,22 @@ impl PartialFile {
         }
         let checked = GgufFile::open(&self.path).map(drop);
         checked.map_err(|error| FaultKind::ModelInvalid { model: self.model.clone(), reason: error.to_string() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_was_renamed_is_not_the_one_at_its_path() {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let [path, named] = ["a.part", "a"].map(|name| folder.path().join(name));
+        let file = own_file().open(&path).expect("it can be made");
+        assert!(is_at(&file, &path));
+        fs::rename(&path, &named).expect("it can be renamed");
+        assert!(!is_at(&file, &path) && is_at(&file, &named));
+        fs::write(&path, "of another request").expect("it can be written");
+        assert!(!is_at(&file, &path));
     }
 }

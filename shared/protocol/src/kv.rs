@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub const KV_NAME_BYTES: usize = 16;
 /// Most bytes of a piece of a file.
 pub const KV_PIECE_BYTES_MAX: usize = 1 << 20;
-/// Most bytes of a file: several times the largest block of known models.
+/// Most bytes of a file that is sent to another node: several times the largest block of known models. States can be larger.
 pub const KV_FILE_BYTES_MAX: usize = 64 << 20;
 /// Most files that a node lists, the most recently used ones: a quarter of a million tokens.
 pub const KV_FILES_MAX: usize = 1 << 13;
