@@ -50,28 +50,32 @@ pub enum AnswerBlock<'a> {
 }
 
 /// Divides the text of an answer into plain text and tool calls. A call whose end has not arrived extends to the end.
+/// In time linear in the length of the text: it is done for each frame.
 pub fn blocks(text: &str) -> Vec<AnswerBlock<'_>> {
-    let mut blocks = Vec::new();
-    let mut rest = text;
-    while let Some((at, begin, end)) = next_call(rest) {
-        let before = rest[..at].trim();
+    let (mut blocks, mut from) = (Vec::new(), 0);
+    // Where each mark is found next; those behind `from` are not sought again.
+    let mut ahead = CALL_MARKS.map(|(begin, _)| text.find(begin));
+    loop {
+        for (at, (begin, _)) in ahead.iter_mut().zip(CALL_MARKS) {
+            if at.is_some_and(|at| at < from) {
+                *at = text[from..].find(begin).map(|found| from + found);
+            }
+        }
+        let next = ahead.iter().zip(CALL_MARKS).filter_map(|(at, marks)| Some(((*at)?, marks)));
+        let Some((at, (begin, end))) = next.min_by_key(|(at, _)| *at) else { break };
+        let before = text[from..at].trim();
         if !before.is_empty() {
             blocks.push(AnswerBlock::Text(before));
         }
-        let inside = &rest[at + begin.len()..];
+        let inside = &text[at + begin.len()..];
         let length = inside.find(end);
         blocks.push(AnswerBlock::Call(inside[..length.unwrap_or(inside.len())].trim()));
-        rest = length.map_or("", |length| &inside[length + end.len()..]);
+        from = length.map_or(text.len(), |length| at + begin.len() + length + end.len());
     }
+    let rest = &text[from..];
     let rest = if blocks.is_empty() { rest } else { rest.trim() };
     if !rest.is_empty() {
         blocks.push(AnswerBlock::Text(rest));
     }
     blocks
-}
-
-/// Where the next call begins, and its marks.
-fn next_call(text: &str) -> Option<(usize, &'static str, &'static str)> {
-    let found = CALL_MARKS.iter().filter_map(|(begin, end)| Some((text.find(begin)?, *begin, *end)));
-    found.min_by_key(|(at, ..)| *at)
 }

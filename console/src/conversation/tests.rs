@@ -75,6 +75,9 @@ fn tool_calls_are_blocks_of_their_own() {
     assert_eq!(blocks("a <TOOLCALL>[1"), [AnswerBlock::Text("a"), AnswerBlock::Call("[1")]);
     assert_eq!(blocks("  plain\n"), [AnswerBlock::Text("  plain\n")]);
     assert!(blocks("").is_empty());
+    let (begin, many) = (std::time::Instant::now(), "<tool_call></tool_call>".repeat(300_000));
+    assert_eq!(blocks(&many).len(), 300_000);
+    assert!(begin.elapsed() < std::time::Duration::from_secs(5), "{:?}", begin.elapsed());
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! Entry points of the fuzz targets: responses of servers and requests to the proxy, from bytes that arrive in pieces.
-use common::browser::{BrowserPolicy, check_json};
+use common::browser::{BrowserPolicy, check_body};
 
 use super::{BodyReader, EventStreamReader, Gathering, RequestLines, head};
 
@@ -37,7 +37,7 @@ pub fn request(bytes: &[u8], policy: &BrowserPolicy) -> Option<Vec<u8>> {
     let asking = head.asking();
     policy.check(&asking).ok()?;
     if head.is_post() {
-        check_json(head.content_type()).ok()?;
+        check_body(head.path(), head.content_type(), &asking).ok()?;
     }
     Some(head.for_node("10.0.0.1:9980"))
 }

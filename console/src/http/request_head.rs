@@ -83,6 +83,12 @@ impl RequestLines {
         }
     }
 
+    /// The path that it is for.
+    pub(crate) fn path(&self) -> &str {
+        let target = self.line.split(' ').nth(1).unwrap_or_default();
+        target.split(['?', '#']).next().unwrap_or_default()
+    }
+
     /// Whether it is a POST request.
     pub(crate) fn is_post(&self) -> bool {
         self.line.starts_with("POST ")

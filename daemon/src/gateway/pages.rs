@@ -6,7 +6,7 @@ use axum::{
     http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header},
     response::Response,
 };
-use common::browser::{BrowserPolicy, RequestHead, check_json};
+use common::browser::{BrowserPolicy, RequestHead, check_body};
 
 use super::error::ApiError;
 
@@ -39,17 +39,17 @@ pub(super) fn page(policy: &BrowserPolicy, request: &Request) -> Result<Option<H
     Ok(origin.and_then(|_| headers.get(header::ORIGIN).cloned()))
 }
 
-/// Checks whether a body is declared as JSON. Clients of Ollama often declare nothing, which is enough on their
-/// paths if no browser sent the request.
+/// Checks whether a body is declared as JSON.
 ///
 /// # Errors
 /// It is not.
 pub(super) fn json(path: &str, headers: &HeaderMap) -> Result<(), ApiError> {
-    let telling = [header::CONTENT_TYPE, header::ORIGIN, FETCH_SITE];
-    if path.starts_with("/api/") && telling.iter().all(|name| !headers.contains_key(name)) {
-        return Ok(());
-    }
-    check_json(text(headers, header::CONTENT_TYPE)).map_err(|refusal| ApiError::refused(&refusal))
+    let head = RequestHead {
+        origin: text(headers, header::ORIGIN),
+        site: text(headers, FETCH_SITE),
+        ..RequestHead::default()
+    };
+    check_body(path, text(headers, header::CONTENT_TYPE), &head).map_err(|refusal| ApiError::refused(&refusal))
 }
 
 /// Whether this is a CORS preflight request.

@@ -164,12 +164,19 @@ impl BrowserPolicy {
     }
 }
 
-/// Checks that a body is declared as JSON. A page of another site can declare only plain text and forms without a
-/// preflight request.
+/// Checks that the body of a request for `path` is declared as JSON. Clients of Ollama often declare nothing, which is enough
+/// on their paths if no browser sent the request.
 ///
 /// # Errors
-/// The body is declared as another type, or has no declared type.
-pub fn check_json(content_type: Option<&str>) -> Result<(), Refusal> {
+/// It is not.
+pub fn check_body(path: &str, content_type: Option<&str>, head: &RequestHead<'_>) -> Result<(), Refusal> {
+    let is_silent = content_type.is_none() && head.origin.is_none() && head.site.is_none();
+    if is_silent && path.starts_with("/api/") { Ok(()) } else { check_json(content_type) }
+}
+
+/// Checks that a body is declared as JSON. A page of another site can declare only plain text and forms without a
+/// preflight request.
+fn check_json(content_type: Option<&str>) -> Result<(), Refusal> {
     let kind = content_type.unwrap_or("nothing");
     let essence = kind.split(';').next().unwrap_or_default().trim();
     if essence.eq_ignore_ascii_case("application/json") { Ok(()) } else { Err(Refusal::ContentType(shown(kind))) }

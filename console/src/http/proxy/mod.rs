@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use common::browser::{self, BrowserPolicy};
+use common::browser::{BrowserPolicy, check_body};
 use serde_json::json;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
@@ -209,9 +209,11 @@ async fn next_request(
     loop {
         match RequestLines::parse(buffer) {
             Ok(Some((head, end))) => {
-                let page = policy.check(&head.asking()).map(drop);
-                let json = if head.is_post() { browser::check_json(head.content_type()) } else { Ok(()) };
-                if let Err(refusal) = page.and(json) {
+                let asking = head.asking();
+                let page = policy.check(&asking).map(drop);
+                let is_post = head.is_post();
+                let body = if is_post { check_body(head.path(), head.content_type(), &asking) } else { Ok(()) };
+                if let Err(refusal) = page.and(body) {
                     return refused(refusal.status(), refusal.code(), refusal.to_string());
                 }
                 buffer.drain(..end);
