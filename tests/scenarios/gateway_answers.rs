@@ -146,7 +146,24 @@ fn long_answer_is_asked_for_in_parts_that_reserve_little() {
     );
     let asked: Vec<(usize, u32)> =
         heads.asked().iter().map(|generate| (generate.resumed.len(), generate.max_tokens)).collect();
-    assert_eq!(asked, [(0, 1024), (1024, 2048), (2048, 3000)]);
+    // The last token of a part is computed again.
+    assert_eq!(asked, [(0, 1024), (1023, 2046), (2045, 3000)]);
+}
+
+#[test]
+fn text_that_a_head_holds_back_is_sent_once_where_a_part_ends() {
+    let heads = FakeHeads::start(&[Script::HoldsBack]);
+    let (_cluster, address) = gateway(&heads);
+    for is_streamed in [false, true] {
+        let text = match is_streamed {
+            false => post(&address, "/v1/completions", &body(3000, false)).good()["choices"][0]["text"].to_string(),
+            true => {
+                let events = stream(&address, "/v1/completions", &body(3000, true)).events();
+                json!(text_of(&events, 0)).to_string()
+            }
+        };
+        assert_eq!(text, json!((0..3000).map(|number| format!("t{number} ")).collect::<String>()).to_string());
+    }
 }
 
 #[test]

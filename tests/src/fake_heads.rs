@@ -37,6 +37,9 @@ pub enum Script {
     IsCancelledAfter(u32),
     /// Sends all tokens.
     Answers,
+    /// Sends all tokens, each text one token late, and the rest of it with the last token: the end of a text may belong to a
+    /// stop string.
+    HoldsBack,
     /// Takes the request and sends nothing.
     Waits,
     /// Says this text, a letter a token, as a model that calls tools with tags and thinks from the prompt's end on.
@@ -208,7 +211,7 @@ impl Head {
         let (count, end) = match self.script {
             Script::DiesAfter(count) => (count, None),
             Script::IsCancelledAfter(count) => (count, Some(FinishReason::Cancelled)),
-            Script::Answers => (generate.max_tokens - resumed, Some(FinishReason::Length)),
+            Script::Answers | Script::HoldsBack => (generate.max_tokens - resumed, Some(FinishReason::Length)),
             Script::Says(text) => (text.chars().count() as u32 - resumed, Some(FinishReason::Stop)),
             Script::CallsTools { .. } => return tool_answer(self.script, generate),
             Script::Obeys => return obeyed(generate),
@@ -229,6 +232,11 @@ impl Head {
                 let text = match self.script {
                     Script::Thinks if has_ended => "Done.".into(),
                     Script::Says(text) => text.chars().nth(number as usize).into_iter().collect(),
+                    Script::HoldsBack => {
+                        let from = number.saturating_sub(1);
+                        let to = if number + 1 == resumed + count { number + 1 } else { number };
+                        (from..to).map(|number| format!("t{number} ")).collect()
+                    }
                     _ => format!("t{number} ").into(),
                 };
                 ResponseBody::Token(TokenEvent { id: Some(number), text, logprobs: Vec::new() })

@@ -1,6 +1,7 @@
 //! One answer on any replica: when its head is lost, it continues on another replica, or on the same one once that
 //! serves again. The client sees a single stream.
 use std::{
+    collections::VecDeque,
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
@@ -89,9 +90,11 @@ pub(super) struct Answer {
     /// Text that came without a token: the end must follow, otherwise the text would be sent twice.
     rest: Option<TokenEvent>,
     budget: ThoughtBudget,
-    /// Text of tokens that ended a thought.
-    forced: Option<TokenEvent>,
-    finished: Option<Box<Ended>>,
+    /// The last token of a part, until it is known whether the answer ends with it: if not, the next part computes it again. A
+    /// head sends all text with it, also text that may belong to a character or a stop string that is not complete.
+    last: Option<TokenEvent>,
+    /// Events that follow.
+    ready: VecDeque<Said>,
     /// Times of its earlier parts on the same head.
     earlier: Option<RequestTimes>,
     dispatched: Option<Duration>,
@@ -119,8 +122,8 @@ impl Answer {
             scored: [0; 2],
             rest: None,
             budget: ThoughtBudget::new(wish_budget),
-            forced: None,
-            finished: None,
+            last: None,
+            ready: VecDeque::new(),
             earlier: None,
             dispatched: None,
             first_token: None,
@@ -149,17 +152,15 @@ impl Answer {
     /// # Errors
     /// The answer was refused, was cancelled by an operator, or cannot be continued anywhere.
     pub(super) async fn next(&mut self) -> Result<Said, ApiError> {
-        if let Some(ended) = self.finished.take() {
-            return Ok(Said::Finished(ended));
-        }
         loop {
-            if let Some(forced) = self.forced.take() {
-                return Ok(Said::Token(forced));
+            if let Some(said) = self.ready.pop_front() {
+                return Ok(said);
             }
             if self.attempt.is_none() {
                 if self.so_far.tokens.len() >= self.wish.generate.max_tokens as usize {
                     // All tokens had arrived, only the report of the end was lost.
-                    return Ok(self.finish(nothing_further()));
+                    self.finish(nothing_further());
+                    continue;
                 }
                 self.attempt = Some(self.begin().await?);
             }
@@ -189,7 +190,10 @@ impl Answer {
                         self.first_token.get_or_insert(now);
                         self.last_token = now;
                         self.so_far.token(id);
-                        return Ok(Said::Token(token));
+                        if !self.ends_part() {
+                            return Ok(Said::Token(token));
+                        }
+                        self.last = Some(token);
                     }
                     None => self.rest = Some(token),
                 },
@@ -200,7 +204,7 @@ impl Answer {
                     return Err(ApiError::cancelled(self.so_far.tokens.len()));
                 }
                 Ok(ResponseBody::Finished(finished)) if self.is_part(&finished) => self.prolong(&finished).await?,
-                Ok(ResponseBody::Finished(finished)) => return Ok(self.finish(finished)),
+                Ok(ResponseBody::Finished(finished)) => self.finish(finished),
                 Ok(_) => {
                     let kind = FaultKind::Malformed { reason: "unexpected response".into() };
                     let head = self.attempt.as_ref().map_or("", |attempt| &attempt.session.identity.name);
@@ -220,6 +224,13 @@ impl Answer {
         tokens.into_iter().skip(again).collect()
     }
 
+    /// Whether the answer goes on behind its latest token, with which a part of it ends.
+    fn ends_part(&self) -> bool {
+        let count = self.so_far.tokens.len();
+        let is_last = self.attempt.as_ref().is_some_and(|attempt| count == attempt.end as usize);
+        is_last && count < self.wish.generate.max_tokens as usize && self.budget.closing(count) == 0
+    }
+
     /// Whether a head has ended only a part of the answer. If the tokens that end its thoughts leave no room for another one,
     /// it ends within them.
     fn is_part(&self, finished: &Finished) -> bool {
@@ -237,9 +248,14 @@ impl Answer {
         if let Some((tokens, text)) = self.budget.close(self.so_far.tokens.len()) {
             self.so_far.tokens.extend_from_slice(tokens);
             let text = rest.map(|rest| rest.text).unwrap_or_default() + text;
-            self.forced = Some(TokenEvent { id: None, text, logprobs: Vec::new() });
+            self.ready.push_back(Said::Token(TokenEvent { id: None, text, logprobs: Vec::new() }));
         }
-        self.earlier = Some(joined(self.earlier, finished.times));
+        let mut times = finished.times;
+        if self.last.take().is_some() {
+            self.so_far.tokens.pop();
+            times.sampled_tokens = times.sampled_tokens.saturating_sub(1);
+        }
+        self.earlier = Some(joined(self.earlier, times));
         let Some(mut attempt) = self.attempt.take() else { return Ok(()) };
         let generate = self.part(attempt.model);
         attempt.end = generate.max_tokens;
@@ -261,7 +277,7 @@ impl Answer {
         generate
     }
 
-    fn finish(&mut self, mut finished: Finished) -> Said {
+    fn finish(&mut self, mut finished: Finished) {
         finished.times = joined(self.earlier, finished.times);
         let mut head = String::new();
         if let Some(Attempt { reply, session, mut place, .. }) = self.attempt.take() {
@@ -283,13 +299,8 @@ impl Answer {
             head,
             resumed: self.so_far.resumed,
         });
-        match self.rest.take() {
-            Some(rest) => {
-                self.finished = Some(ended);
-                Said::Token(rest)
-            }
-            None => Said::Finished(ended),
-        }
+        self.ready.extend([self.last.take(), self.rest.take()].into_iter().flatten().map(Said::Token));
+        self.ready.push_back(Said::Finished(ended));
     }
 
     /// Handles a fault of the head: returns an error, or prepares another attempt.
@@ -311,6 +322,9 @@ impl Answer {
             }
         }
         (self.rest, self.earlier) = (None, None);
+        if self.last.take().is_some() {
+            self.so_far.tokens.pop();
+        }
         self.why = Some(fault.into());
         self.gateway.metrics.resumed();
         let tokens = self.so_far.tokens.len();
