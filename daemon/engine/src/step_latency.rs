@@ -161,7 +161,8 @@ impl StepLatency {
     /// none while the accumulated budget is too small or decoding is paused already. `None` if no times are known.
     pub fn prefill_budget_ahead(&self, pending: Pending, wanted: usize) -> Option<usize> {
         let base = self.base(pending)?;
-        let longest = (PAUSE_MAX * base).max(PAUSE_UNSEEN);
+        // More than what can be saved would never be granted.
+        let longest = (PAUSE_MAX * base).max(PAUSE_UNSEEN).min(SAVED_MAX * base);
         let time = |tokens: usize| self.all.estimate(tokens, 0).unwrap_or(0.0);
         let count = (1..=wanted).take_while(|tokens| time(*tokens) <= longest).last().unwrap_or(0);
         let most = (longest - self.paused).min(self.slack).min(SAVED_MAX * base);
@@ -268,6 +269,16 @@ mod tests {
         }
         let most = PROMISED * own as f32 + (SAVED_MAX + PROMISED) * time(1) as f32;
         assert!(all as f32 <= most && all as f32 > 0.9 * most, "all took {all} of at most {most}");
+    }
+
+    #[test]
+    fn short_prompts_of_small_models_do_not_starve() {
+        let mut latency = StepLatency::default();
+        let one = pending(1, 1);
+        observe(&mut latency, 1, false, 1000);
+        observe(&mut latency, 128, true, 100_000);
+        (0..200).for_each(|_| latency.charge(one, 1, false, Nanoseconds(1_000_000)));
+        assert!(latency.prefill_budget_ahead(one, 128).is_some_and(|count| count > 0));
     }
 
     #[test]

@@ -41,6 +41,8 @@ impl Output {
     fn release(&mut self) -> (CompactString, bool) {
         if let Some(at) = self.stop.iter().filter_map(|stop| self.held.find(stop.as_str())).min() {
             self.held.truncate(at);
+            // Behind the stop string, the token may have begun a character.
+            drop(self.detokenizer.finish());
             return (CompactString::from(std::mem::take(&mut self.held)), true);
         }
         let keep = self.stop.iter().map(|stop| overlap(&self.held, stop)).max().unwrap_or(0);

@@ -128,7 +128,17 @@ impl Default for SamplingParameters {
     }
 }
 
+/// Below this temperature, answers are greedy: logits divided by it could overflow.
+const TEMPERATURE_MIN: f32 = 1e-5;
+
 impl SamplingParameters {
+    /// Replaces a temperature that cannot be told from 0 by 0.
+    pub fn settle(&mut self) {
+        if self.temperature < TEMPERATURE_MIN {
+            self.temperature = 0.0;
+        }
+    }
+
     /// Whether all positions of the prompt are computed, because those in the cache have neither logits nor hidden states.
     pub fn needs_whole_prompt(&self) -> bool {
         self.scores_prompt || self.embeds
@@ -163,6 +173,15 @@ impl SamplingParameters {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tiny_temperatures_are_0() {
+        for (given, expected) in [(1e-45, 0.0), (1e-38, 0.0), (1e-6, 0.0), (1e-5, 1e-5), (0.7, 0.7)] {
+            let mut parameters = SamplingParameters { temperature: given, ..SamplingParameters::default() };
+            parameters.settle();
+            assert_eq!(parameters.temperature, expected, "{given}");
+        }
+    }
 
     #[test]
     fn defaults_fill_open_parameters_within_their_bounds() {

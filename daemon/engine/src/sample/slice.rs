@@ -73,6 +73,9 @@ impl Slice {
         self.noise = Noise::new(parameters.seed, position);
         self.last = None;
         let (raw_max, scaled_max) = (largest(&self.raw), largest(&self.scaled));
+        if scaled_max == f32::INFINITY {
+            return Summary::broken();
+        }
         // An exponential for each token of the vocabulary costs as much as a layer: only for answers that need the sums.
         let is_nucleus = parameters.temperature > 0.0 && parameters.top_k == 0 && parameters.top_p < 1.0;
         let raw_sum = if parameters.logprobs > 0 { exponentials(&self.raw, raw_max) } else { 0.0 };

@@ -215,6 +215,13 @@ fn nan_logits_are_errors_and_minus_infinity_is_never_sampled() {
         let begun = Chooser::default().begin(0, &p, 0, [good.clone(), broken].iter());
         assert!(matches!(begun, Err(SampleError::NotANumber)), "{begun:?} of {wrong}");
     }
+    for temperature in [1e-38, 1e-45] {
+        let p = SamplingParameters { temperature, top_p: 0.9, ..parameters(|_| {}) };
+        let mut bytes = Vec::new();
+        slice.summary(&p, 0, &[], &[0.0, 30.0], None).encode(&mut bytes);
+        let decoded = Summary::decode(&bytes).expect("no parameter may end an engine").0;
+        assert!(matches!(Chooser::default().begin(0, &p, 0, [decoded].iter()), Err(SampleError::NotANumber)));
+    }
     let none = slice.summary(&p, 0, &[], &[f32::NEG_INFINITY; 4], None);
     assert!(matches!(Chooser::default().begin(0, &p, 0, [none].iter()), Err(SampleError::NoToken)));
     let mut logits = vec![f32::NEG_INFINITY; 64];

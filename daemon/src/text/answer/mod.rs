@@ -131,6 +131,7 @@ impl Answers {
             prepared.grammar = Some(AnswerGrammar::Calls(Box::new(calls)));
         }
         self.model.sampling.fill(&mut prepared.sampling, &generate.open);
+        prepared.sampling.settle();
         prepared.sampling.logit_bias.extend(tokenizer.suppressed().iter().map(|&id| (id, SUPPRESSION)));
         prepared
     }
