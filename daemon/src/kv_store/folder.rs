@@ -5,7 +5,8 @@ use std::{
     collections::HashMap,
     fs::{self, DirBuilder, File, OpenOptions},
     io::{self, Read, Write},
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    ops::Range,
+    os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -19,7 +20,7 @@ use engine::kv_store::{
     Name, Part,
     label::{Kind, Label, Stored},
 };
-use protocol::kv::{KV_FILES_MAX, KvList};
+use protocol::kv::{KV_FILE_BYTES_MAX, KV_FILES_MAX, KvList};
 use smallvec::SmallVec;
 use telemetry::{StoreCleared, StoreUse};
 
@@ -185,12 +186,12 @@ impl KvFolder {
         self.index().parts(name)
     }
 
-    /// The most recently used files, for another node.
+    /// The most recently used files that are not too large for another node.
     pub fn list(&self) -> KvList {
         let index = self.index();
         let parts = index.all_parts().iter().map(Part::to_string).collect();
-        let latest = index.latest().take(KV_FILES_MAX);
-        KvList { parts, files: latest.map(|(name, part)| (name.0, part)).collect() }
+        let latest = index.latest().filter(|(_, entry)| entry.bytes <= KV_FILE_BYTES_MAX as u64).take(KV_FILES_MAX);
+        KvList { parts, files: latest.map(|((name, part), _)| (name.0, part)).collect() }
     }
 
     /// Stores a file, unless it is there. The oldest files make room for it.
@@ -263,10 +264,14 @@ impl KvFolder {
         None
     }
 
-    /// The bytes of a file as they are, for another node.
-    pub fn bytes(&self, name: Name, part: &Part) -> Option<Arc<Vec<u8>>> {
+    /// For another node, the size of a file and its bytes from `offset` as they are, at most `most`. `None` if it is
+    /// missing, unreadable or too large for another node.
+    pub fn piece(&self, name: Name, part: &Part, offset: usize, most: usize) -> Option<(usize, Vec<u8>)> {
         let (key, entry) = self.index().find(name, part)?;
-        self.read_file(key, entry).ok()
+        let size = usize::try_from(entry.bytes).ok().filter(|size| *size <= KV_FILE_BYTES_MAX)?;
+        let begin = offset.min(size);
+        let bytes = self.read_range(key, entry, begin..size.min(begin.saturating_add(most)));
+        Some((size, bytes.ok()?))
     }
 
     fn index(&self) -> MutexGuard<'_, Index> {
@@ -310,6 +315,20 @@ impl KvFolder {
         // The order survives a restart, if the file system takes the time.
         drop(file.set_modified(SystemTime::now()));
         Ok(Arc::new(bytes))
+    }
+
+    /// Reads a part of a file. Its modification time stays: use by another node is not counted in the index, either.
+    fn read_range(&self, key: FileKey, entry: Entry, range: Range<usize>) -> io::Result<Vec<u8>> {
+        let folder = match &self.place {
+            Place::Disk(folder) => folder,
+            Place::Memory(files) => {
+                let file = lock(files).get(&key).cloned().ok_or(io::ErrorKind::NotFound)?;
+                return Ok(file.get(range).unwrap_or_default().to_vec());
+            }
+        };
+        let mut bytes = vec![0; range.len()];
+        File::open(self.path(folder, key, entry.needs))?.read_exact_at(&mut bytes, range.start as u64)?;
+        Ok(bytes)
     }
 
     fn remove_file(&self, key: FileKey, entry: Entry) -> io::Result<()> {
@@ -372,7 +391,6 @@ mod tests {
         Space,
         label::{HEADER_BYTES, Kind},
     };
-    use protocol::kv::KV_FILE_BYTES_MAX;
 
     use super::*;
 
@@ -440,6 +458,10 @@ mod tests {
         folder.write(&label, &part(), &file).expect("there is room");
         assert_eq!(folder.size(label.name(), &part()), Some(file.len() as u64));
         assert!(folder.read(&label, &part()).is_some());
+        let block = chain(1, 1)[0];
+        write(&folder, &block);
+        assert_eq!(folder.list().files, [(block.name().0, 0)], "a node would refuse the state");
+        assert_eq!(folder.piece(label.name(), &part(), 0, 1), None);
     }
 
     #[test]

@@ -76,8 +76,8 @@ impl Index {
     }
 
     /// All files, the most recently used first.
-    pub(super) fn latest(&self) -> impl Iterator<Item = FileKey> {
-        self.order.iter().rev().map(|(_, key)| *key)
+    pub(super) fn latest(&self) -> impl Iterator<Item = (FileKey, Entry)> {
+        self.order.iter().rev().filter_map(|(_, key)| Some((*key, *self.entries.get(key)?)))
     }
 
     /// Bytes and number of the files.

@@ -1,7 +1,7 @@
 //! Keys and values on other nodes: what each of them had when this rank started, reading it, and keeping copies of this
 //! rank's blocks on one of them, its buddy. Blocks are copied slowly, so that steps do not wait for the network.
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -42,6 +42,11 @@ struct KeptCopy {
 struct Known {
     parts: Vec<Part>,
     copies: HashMap<Name, SmallVec<[KeptCopy; 2]>>,
+    /// Number of the buddy.
+    buddy: Option<u16>,
+    /// Names and parts of the buddy's files, the oldest first. Only [`KV_FILES_MAX`] of them are known: files are
+    /// copied there as long as this rank runs, and the buddy does not report which it deletes.
+    on_buddy: VecDeque<(Name, u16)>,
 }
 
 /// Another node.
@@ -58,8 +63,6 @@ pub struct KvPeers {
     runtime: Handle,
     identity: Identity,
     peers: Vec<KvPeer>,
-    /// Index of the buddy.
-    buddy: Option<usize>,
     /// When the buddy failed: nothing is copied for [`PAUSE`].
     failed: Mutex<Option<Instant>>,
     known: Mutex<Known>,
@@ -69,13 +72,13 @@ impl KvPeers {
     /// The nodes at these addresses, of which one keeps copies.
     pub fn new(identity: Identity, addresses: Vec<String>, buddy: Option<usize>) -> Self {
         let peers = addresses.into_iter().map(|address| KvPeer { address, session: Mutex::default() });
+        let known = Known { buddy: buddy.map(|number| number as u16), ..Known::default() };
         Self {
             runtime: Handle::current(),
             identity,
             peers: peers.collect(),
-            buddy,
             failed: Mutex::default(),
-            known: Mutex::default(),
+            known: Mutex::new(known),
         }
     }
 
@@ -141,17 +144,18 @@ impl KvPeers {
     /// Whether nothing is missing on the buddy: it has this part of a block, or there is none that could keep it.
     pub fn is_copied(&self, name: Name, part: &Part) -> bool {
         let is_paused = lock(&self.failed).is_some_and(|since| since.elapsed() < PAUSE);
-        let Some(buddy) = self.buddy.filter(|_| !is_paused) else { return true };
         let known = self.known();
+        let Some(buddy) = known.buddy.filter(|_| !is_paused) else { return true };
         let copies = known.copies.get(&name).map_or(&[][..], |copies| &copies[..]);
-        copies.iter().any(|copy| usize::from(copy.peer) == buddy && known.parts[usize::from(copy.part)] == *part)
+        copies.iter().any(|copy| copy.peer == buddy && known.parts[usize::from(copy.part)] == *part)
     }
 
     /// Has the buddy keep a file. Blocks, also to spare the network.
     pub fn copy(&self, name: Name, part: &Part, file: &[u8]) {
-        let Some(buddy) = self.buddy.filter(|_| !self.is_copied(name, part)) else { return };
-        let text = part.to_string();
-        let sent = self.with_session(buddy, |session| {
+        let buddy = self.known().buddy;
+        let Some(buddy) = buddy.filter(|_| !self.is_copied(name, part)) else { return };
+        let (text, number) = (part.to_string(), usize::from(buddy));
+        let sent = self.with_session(number, |session| {
             for (index, bytes) in file.chunks(PIECE).enumerate() {
                 let begun = Instant::now();
                 let (size, offset) = (file.len() as u32, (index * PIECE) as u32);
@@ -163,9 +167,9 @@ impl KvPeers {
             Ok(())
         });
         if sent.is_some() {
-            self.known().insert(buddy as u16, name, part);
+            self.known().insert(buddy, name, part);
         } else {
-            let (address, seconds) = (&self.peers[buddy].address, PAUSE.as_secs());
+            let (address, seconds) = (&self.peers[number].address, PAUSE.as_secs());
             tracing::warn!("{address} keeps no copies of this node's keys and values; trying again in {seconds} s");
             *lock(&self.failed) = Some(Instant::now());
         }
@@ -196,7 +200,8 @@ impl Known {
     /// Adds what a node has. Parts and names that cannot be are left out.
     fn add(&mut self, peer: u16, list: &KvList) {
         let parts: Vec<Option<Part>> = list.parts.iter().take(PARTS_MAX).map(|part| part.parse().ok()).collect();
-        for (name, part) in list.files.iter().take(KV_FILES_MAX) {
+        // The most recently used file is listed first, and becomes the newest one known.
+        for (name, part) in list.files.iter().take(KV_FILES_MAX).rev() {
             if let Some(Some(part)) = parts.get(usize::from(*part)) {
                 self.insert(peer, Name(*name), part);
             }
@@ -214,14 +219,36 @@ impl Known {
         });
         let copy = KeptCopy { peer, part: number as u16 };
         let copies = self.copies.entry(name).or_default();
-        if !copies.contains(&copy) {
-            copies.push(copy);
+        if copies.contains(&copy) {
+            return;
+        }
+        copies.push(copy);
+        if self.buddy != Some(peer) {
+            return;
+        }
+        self.on_buddy.push_back((name, copy.part));
+        if self.on_buddy.len() > KV_FILES_MAX
+            && let Some((oldest, part)) = self.on_buddy.pop_front()
+        {
+            self.remove_copy(oldest, KeptCopy { peer, part });
         }
     }
 
     fn remove(&mut self, peer: usize, name: Name, part: &Part) {
+        let Some(number) = self.parts.iter().position(|known| known == part) else { return };
+        let copy = KeptCopy { peer: peer as u16, part: number as u16 };
+        if self.buddy == Some(copy.peer) {
+            self.on_buddy.retain(|kept| *kept != (name, copy.part));
+        }
+        self.remove_copy(name, copy);
+    }
+
+    fn remove_copy(&mut self, name: Name, copy: KeptCopy) {
         let Some(copies) = self.copies.get_mut(&name) else { return };
-        copies.retain(|copy| usize::from(copy.peer) != peer || self.parts[usize::from(copy.part)] != *part);
+        copies.retain(|kept| *kept != copy);
+        if copies.is_empty() {
+            self.copies.remove(&name);
+        }
     }
 }
 
@@ -245,4 +272,36 @@ async fn ask(session: &Session, request: KvRequest) -> Result<KvResponse, Fault>
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // The map and the session are whole even if a thread panicked.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use protocol::kv::KV_NAME_BYTES;
+
+    use super::*;
+
+    fn name(number: usize) -> Name {
+        let mut bytes = [0; KV_NAME_BYTES];
+        bytes[..8].copy_from_slice(&(number as u64).to_le_bytes());
+        Name(bytes)
+    }
+
+    #[test]
+    fn only_the_newest_files_of_the_buddy_are_known() {
+        let part: Part = "000000160000000400000020".parse().expect("a part");
+        let mut known = Known { buddy: Some(1), ..Known::default() };
+        let files = (0..KV_FILES_MAX).map(|number| (name(number).0, 0)).collect();
+        known.add(1, &KvList { parts: vec![part.to_string()], files });
+        assert_eq!(known.copies.len(), KV_FILES_MAX);
+        let oldest = name(KV_FILES_MAX - 1);
+        known.insert(0, oldest, &part);
+        known.insert(1, name(KV_FILES_MAX), &part);
+        known.insert(1, name(KV_FILES_MAX + 1), &part);
+        assert!(known.copies[&oldest][..] == [KeptCopy { peer: 0, part: 0 }], "other nodes' files stay known");
+        assert!(!known.copies.contains_key(&name(KV_FILES_MAX - 2)), "it is the next oldest");
+        assert_eq!((known.copies.len(), known.on_buddy.len()), (KV_FILES_MAX + 1, KV_FILES_MAX));
+        known.remove(1, name(0), &part);
+        assert!(!known.copies.contains_key(&name(0)));
+        assert_eq!((known.copies.len(), known.on_buddy.len()), (KV_FILES_MAX, KV_FILES_MAX - 1));
+    }
 }

@@ -1,6 +1,6 @@
 //! KV links of a rank to ranks of other groups, from prefill to decode. Unlike a link within the replica, a broken one
-//! is only dropped: the prompts that used it are computed locally. Nothing here blocks except for buffer space, and
-//! that wait is bounded.
+//! is only dropped: the prompts that used it are computed locally, and the head stops using the prefill group for a
+//! while. Nothing here blocks except for buffer space, and that wait is bounded.
 use std::{
     collections::VecDeque,
     io,

@@ -3,7 +3,10 @@
 use common::{limits::KV_BLOCK_LENGTH, units::Nanoseconds};
 use protocol::{across::Across, frame::FrameKind};
 
-use crate::transfer::{TransferId, TransferOrder, TransferStatus};
+use crate::transfer::{
+    TransferId, TransferOrder, TransferStatus,
+    requested::{Ended, TransferEnd},
+};
 use crate::{
     RequestKey,
     collective::CollectiveError,
@@ -35,7 +38,7 @@ impl Head<'_> {
             Across::Done { transfer, queued, compute } => {
                 remote_prefill.requested.done(replica, *transfer, (*queued, *compute));
             }
-            Across::Refused { transfer } => self.give_up(TransferId(*transfer)),
+            Across::Refused { transfer } => self.give_up(TransferId(*transfer), TransferEnd::Refused),
         }
     }
 
@@ -45,26 +48,32 @@ impl Head<'_> {
         let orders = remote_prefill.served.cancel(&mut self.scheduler, replica, None);
         remote_prefill.ending.extend(orders);
         for transfer in remote_prefill.requested.lose(replica) {
-            self.give_up(transfer);
+            self.give_up(transfer, TransferEnd::GroupLost);
         }
     }
 
     /// Computes the prompt locally after all.
-    fn give_up(&mut self, transfer: TransferId) {
-        let remote_prefill = &mut self.remote_prefill;
-        let Some(ended) = remote_prefill.requested.give_up(transfer) else { return };
-        tracing::info!("prefill group {} is unavailable; computing the prompt locally", ended.replica);
-        remote_prefill.ending.push(TransferOrder::End { transfer, replica: ended.replica });
+    fn give_up(&mut self, transfer: TransferId, why: TransferEnd) {
+        let Some(ended) = self.end_transfer(transfer, why) else { return };
+        tracing::info!(?why, "prefill group {} is unavailable; computing the prompt locally", ended.replica);
         self.scheduler.resume_with_kv(ended.slot, 0);
+    }
+
+    /// Ends a transfer without its keys and values, here and in the prefill group.
+    fn end_transfer(&mut self, transfer: TransferId, why: TransferEnd) -> Option<Ended> {
+        let (ended, message) = self.remote_prefill.requested.give_up(transfer, why)?;
+        self.remote_prefill.ending.push(TransferOrder::End { transfer, replica: ended.replica });
+        if let Some(message) = message {
+            self.tell_group(ended.replica, message);
+        }
+        Some(ended)
     }
 
     /// Cancels the transfer of a request that ends.
     pub(crate) fn cancel_transfer(&mut self, key: RequestKey) {
-        let remote_prefill = &mut self.remote_prefill;
-        let ended = remote_prefill.requested.of(key).and_then(|transfer| remote_prefill.requested.give_up(transfer));
-        let Some(ended) = ended else { return };
-        remote_prefill.ending.push(TransferOrder::End { transfer: ended.transfer, replica: ended.replica });
-        self.tell_group(ended.replica, Across::Cancel { transfer: ended.transfer.0 });
+        if let Some(transfer) = self.remote_prefill.requested.of(key) {
+            self.end_transfer(transfer, TransferEnd::Cancelled);
+        }
     }
 
     /// Handles transfers between two steps.
@@ -76,11 +85,14 @@ impl Head<'_> {
             return Ok(());
         }
         let (requested, transfers) = (&self.remote_prefill.requested, &self.worker.transfers);
-        let failed = requested
-            .transfers()
-            .filter(|transfer| transfers.status(*transfer) == TransferStatus::Failed || requested.is_late(*transfer));
-        for transfer in failed.collect::<Vec<_>>() {
-            self.give_up(transfer);
+        let ended = requested.transfers().filter_map(|transfer| {
+            if transfers.status(transfer) == TransferStatus::Failed {
+                return Some((transfer, TransferEnd::Failed));
+            }
+            requested.is_late(transfer).then_some((transfer, TransferEnd::Late))
+        });
+        for (transfer, why) in ended.collect::<Vec<_>>() {
+            self.give_up(transfer, why);
         }
         if let Some(transfer) = self.remote_prefill.requested.computed() {
             self.poll_transfer(transfer)?;
@@ -111,7 +123,7 @@ impl Head<'_> {
         }
         match status {
             TransferStatus::Waiting => {}
-            TransferStatus::Failed => self.give_up(transfer),
+            TransferStatus::Failed => self.give_up(transfer, TransferEnd::Failed),
             TransferStatus::Arrived { .. } => self.arrived(transfer, bytes)?,
         }
         Ok(())

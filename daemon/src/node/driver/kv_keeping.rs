@@ -21,7 +21,8 @@ use crate::{
 /// Most bytes of files that are not complete yet, of all sessions.
 const UNFINISHED_BYTES_MAX: usize = 2 * KV_FILE_BYTES_MAX;
 
-/// Files that other nodes are writing, by their sessions.
+/// Files that other nodes are writing, by their sessions. A session has an entry, which may be empty, from the first
+/// piece that it sends until it is closed.
 #[derive(Clone, Debug, Default)]
 pub(super) struct KvKeeping {
     unfinished: Arc<Mutex<HashMap<SessionId, Vec<u8>>>>,
@@ -36,6 +37,9 @@ impl KvKeeping {
             Ok(permit) => permit,
             Err(kind) => return sessions.refuse(session, id, kind),
         };
+        if matches!(&request, KvRequest::Write(piece) if piece.offset == 0) {
+            self.open(session);
+        }
         let (folder, name, keeping) = (context.kv.folder().cloned(), context.config.name.clone(), self.clone());
         spawn_blocking(move || {
             let body = match keeping.response(folder.as_deref(), session, request) {
@@ -46,6 +50,12 @@ impl KvKeeping {
             outbox.blocking_send(Response { id, body });
             drop(permit);
         });
+    }
+
+    /// Lets an open session write. The driver calls this and [`Self::close`]: a blocking thread that handles a piece
+    /// after the end of its session finds no entry, and does not keep what would never be removed.
+    fn open(&self, session: SessionId) {
+        self.unfinished().entry(session).or_default();
     }
 
     /// Forgets what a session was writing.
@@ -78,7 +88,9 @@ impl KvKeeping {
         let KvPiece { part, size, offset, bytes } = piece;
         let mut unfinished = self.unfinished();
         let others: usize = unfinished.iter().filter(|(of, _)| **of != session).map(|(_, file)| file.len()).sum();
-        let mut file = if offset == 0 { Vec::new() } else { unfinished.remove(&session).unwrap_or_default() };
+        let place = unfinished.get_mut(&session).ok_or_else(|| invalid("a piece that begins no file"))?;
+        let begun = std::mem::take(place);
+        let mut file = if offset == 0 { Vec::new() } else { begun };
         let end = file.len() + bytes.len();
         let is_next = file.len() == offset as usize && !bytes.is_empty() && bytes.len() <= KV_PIECE_BYTES_MAX;
         if !is_next || end > (size as usize).min(KV_FILE_BYTES_MAX) {
@@ -92,7 +104,7 @@ impl KvKeeping {
         }
         file.extend(bytes);
         if end < size as usize {
-            unfinished.insert(session, file);
+            *place = file;
             return Ok(KvResponse::Written);
         }
         drop(unfinished);
@@ -113,12 +125,67 @@ impl KvKeeping {
 }
 
 fn piece(folder: &KvFolder, name: Name, part: &Part, offset: usize) -> KvResponse {
-    let file = folder.bytes(name, part).unwrap_or_default();
-    let bytes = file.get(offset..).unwrap_or_default();
-    let bytes = bytes[..bytes.len().min(KV_PIECE_BYTES_MAX)].to_vec();
-    KvResponse::Piece { size: file.len() as u32, bytes }
+    let (size, bytes) = folder.piece(name, part, offset, KV_PIECE_BYTES_MAX).unwrap_or_default();
+    KvResponse::Piece { size: size as u32, bytes }
 }
 
 fn invalid(reason: &str) -> FaultKind {
     FaultKind::ParameterInvalid { reason: reason.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs::{self, File},
+        time::SystemTime,
+    };
+
+    use common::limits::KV_BLOCK_LENGTH;
+    use engine::kv_store::{Space, label::Kind};
+
+    use super::*;
+
+    const PART: &str = "000000160000000400000020";
+    const SESSION: SessionId = SessionId(1);
+
+    #[test]
+    fn piece_is_not_kept_after_the_end_of_its_session() {
+        let (keeping, folder) = (KvKeeping::default(), KvFolder::in_memory(1 << 20));
+        let send = || {
+            let piece = KvPiece { part: PART.into(), size: 100, offset: 0, bytes: vec![0; 10] };
+            keeping.write(&folder, SESSION, piece)
+        };
+        keeping.open(SESSION);
+        assert_eq!(send(), Ok(KvResponse::Written));
+        assert_eq!(keeping.unfinished()[&SESSION].len(), 10);
+        keeping.close(SESSION);
+        assert!(send().is_err());
+        assert!(keeping.unfinished().is_empty());
+    }
+
+    #[test]
+    fn piece_on_the_disk_is_read_without_touching_the_file() {
+        let place = tempfile::tempdir().expect("a folder can be made");
+        let folder = KvFolder::open(place.path(), 1 << 20).expect("it can be opened");
+        let (part, space): (Part, _) = (PART.parse().expect("a part"), Space::of(&["a model"]));
+        let (before, tokens) = (space.beginning(), [1; KV_BLOCK_LENGTH]);
+        let label = Label { space, before, part: part.hash(), kind: Kind::Block, tokens };
+        let payload = vec![5; 1000];
+        let file = [&label.header(&payload)[..], &payload].concat();
+        folder.write(&label, &part, &Arc::new(file.clone())).expect("there is room");
+        let mut files = fs::read_dir(place.path()).expect("it is there");
+        let path = files.next().expect("one file").expect("it can be listed").path();
+        let stored = File::options().write(true).open(&path).expect("it can be opened");
+        stored.set_modified(SystemTime::UNIX_EPOCH).expect("the file system takes the time");
+        let (keeping, size) = (KvKeeping::default(), file.len() as u32);
+        let read = |offset| {
+            let request = KvRequest::Read { name: label.name().0, part: PART.into(), offset };
+            keeping.response(Some(&folder), SESSION, request)
+        };
+        assert_eq!(read(0), Ok(KvResponse::Piece { size, bytes: file.clone() }));
+        assert_eq!(read(size - 3), Ok(KvResponse::Piece { size, bytes: vec![5; 3] }));
+        assert_eq!(read(size + 1), Ok(KvResponse::Piece { size, bytes: Vec::new() }));
+        let modified = fs::metadata(&path).and_then(|data| data.modified()).expect("it has a time");
+        assert_eq!(modified, SystemTime::UNIX_EPOCH);
+    }
 }

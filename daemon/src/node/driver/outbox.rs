@@ -5,6 +5,7 @@ use std::{mem::size_of, sync::Arc, time::Duration};
 use common::fault::FaultKind;
 use protocol::{
     inspect::Inspected,
+    kv::{KvName, KvResponse},
     message::{Response, ResponseBody},
     models::{ModelFile, ModelsResponse},
     noise::key::Role,
@@ -177,6 +178,14 @@ fn weight(body: &ResponseBody) -> u32 {
         },
         ResponseBody::Embedded(values) => 4 * values.len(),
         ResponseBody::Text(response) => response.byte_count(),
+        ResponseBody::Kv(response) => match &**response {
+            KvResponse::Piece { bytes, .. } => bytes.len(),
+            KvResponse::Listed(list) => {
+                let parts: usize = list.parts.iter().map(|part| part.len() + size_of::<String>()).sum();
+                parts + list.files.len() * size_of::<(KvName, u16)>()
+            }
+            KvResponse::Written => 0,
+        },
         ResponseBody::Models(response) => match &**response {
             ModelsResponse::Piece { bytes, .. } => bytes.len(),
             ModelsResponse::Listed(files) => files.len() * 2 * size_of::<ModelFile>(),
@@ -191,6 +200,7 @@ fn weight(body: &ResponseBody) -> u32 {
 #[cfg(test)]
 mod tests {
     use common::{ids::RequestId, units::Bytes};
+    use protocol::kv::{KV_FILES_MAX, KV_NAME_BYTES, KvList};
 
     use super::*;
 
@@ -203,6 +213,10 @@ mod tests {
         Response { id: RequestId(1), body: ResponseBody::Models(Box::new(piece)) }
     }
 
+    fn keys_and_values(response: KvResponse) -> Response {
+        Response { id: RequestId(1), body: ResponseBody::Kv(Box::new(response)) }
+    }
+
     #[test]
     fn waiting_bytes_of_a_session_are_bounded() {
         let (outbox, mut queue) = Outbox::new(guest(Role::Operator), &ResponseBudget::default());
@@ -211,6 +225,11 @@ mod tests {
         assert!(outbox.try_send(Response { id: RequestId(2), body: ResponseBody::Committed }), "small ones have room");
         drop(queue.try_recv().expect("the first piece"));
         assert!(outbox.try_send(piece(1 << 20)), "a response that was written makes room");
+        let kv_piece = KvResponse::Piece { size: 1 << 20, bytes: vec![0; 1 << 20] };
+        assert!(!outbox.try_send(keys_and_values(kv_piece)), "a piece of keys and values counts, too");
+        let files = vec![([0; KV_NAME_BYTES], 0); KV_FILES_MAX];
+        let list = KvResponse::Listed(KvList { parts: Vec::new(), files });
+        assert!(!outbox.try_send(keys_and_values(list)), "so does a list of them");
         let (other, _queue) = Outbox::new(guest(Role::Operator), &ResponseBudget::default());
         assert!(other.try_send(piece(2 * SESSION_BYTES_MAX)), "a larger one goes alone");
     }
