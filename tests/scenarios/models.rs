@@ -7,12 +7,15 @@ use std::{
 };
 
 use harness::{
-    http::{beside, bytes as request_bytes, get, raw},
+    http::{HttpAnswer, beside, bytes as request_bytes, get, raw},
     programs::{Cluster, demo_models, wait_until},
+    tiny_model::{Architecture, TinyModel},
 };
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 const NAME: &str = "bard.gguf";
+const KEY: &str = "sk-operator-0123456789";
 
 fn bytes() -> Vec<u8> {
     fs::read(demo_models().join("bard-q8_0.gguf")).expect("the demo model is there")
@@ -37,16 +40,20 @@ fn nodes_with(count: usize, settings: &str) -> (Cluster, TempDir, Vec<PathBuf>) 
     (cluster, folder, folders)
 }
 
-/// A server that breaks off every connection after a megabyte. Ends with the test process.
-fn breaking_server() -> String {
+/// A server of these files, by name, that breaks off every connection after a megabyte. Ends with the test process.
+fn server(files: Vec<(String, Vec<u8>)>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("bind to loopback");
-    let url = format!("http://{}/{NAME}", listener.local_addr().expect("the listener is bound"));
+    let url = format!("http://{}", listener.local_addr().expect("the listener is bound"));
     std::thread::spawn(move || {
-        let bytes = bytes();
         for mut stream in listener.incoming().flatten() {
             let lines = BufReader::new(&stream).lines().map_while(Result::ok).take_while(|line| !line.is_empty());
+            let lines: Vec<String> = lines.collect();
+            let path = lines.first().and_then(|line| line.split(' ').nth(1)).unwrap_or_default();
+            let Some((_, bytes)) = files.iter().find(|(name, _)| path.strip_prefix('/') == Some(name.as_str())) else {
+                continue;
+            };
             let range =
-                lines.filter_map(|line| line.to_lowercase().strip_prefix("range: bytes=").map(str::to_owned)).last();
+                lines.iter().find_map(|line| line.to_lowercase().strip_prefix("range: bytes=").map(str::to_owned));
             let start: usize = range.and_then(|range| range.split('-').next()?.parse().ok()).unwrap_or(0);
             let (size, rest) = (bytes.len(), &bytes[start..]);
             let head = format!(
@@ -61,11 +68,16 @@ fn breaking_server() -> String {
     url
 }
 
+/// The URL of the demo model on such a server.
+fn breaking_server() -> String {
+    format!("{}/{NAME}", server(vec![(NAME.to_owned(), bytes())]))
+}
+
 /// (name, state) of a node's files.
 fn listed(cluster: &Cluster, index: usize) -> Vec<(String, String)> {
     let list = cluster.console(&["model", "list", "--nodes", &cluster.addresses[index], "--json"]).json();
     let files = list["nodes"][0]["models"].as_array().expect("files").clone();
-    let text = |value: &serde_json::Value| value.as_str().expect("a text").to_owned();
+    let text = |value: &Value| value.as_str().expect("a text").to_owned();
     files.iter().map(|file| (text(&file["model"]), text(&file["state"]))).collect()
 }
 
@@ -182,28 +194,91 @@ fn console_sends_a_file_and_doctor_names_differing_copies() {
     cluster.assert_alive();
 }
 
-#[test]
-fn file_pulled_by_the_api_arrives_on_all_nodes() {
-    const KEY: &str = "sk-operator-0123456789";
-    let (cluster, _folder, folders) = nodes_with(2, &format!("operator_api_keys = [\"{KEY}\"]\n"));
+/// Nodes with separate model folders that serve a model, so that they have addresses for each other; and the HTTP
+/// address of the first.
+fn serving_nodes(count: usize) -> (Cluster, TempDir, Vec<PathBuf>, String) {
+    let (cluster, folder, folders) = nodes_with(count, &format!("operator_api_keys = [\"{KEY}\"]\n"));
     for folder in &folders {
         fs::write(folder.join("other.gguf"), bytes()).expect("the folder can be written");
     }
-    // From then on, the nodes have addresses for each other.
-    cluster.generate(2, &["--model", "other.gguf", "--prompt", "a", "--max-tokens", "1"]).completion();
+    cluster.generate(count, &["--model", "other.gguf", "--prompt", "a", "--max-tokens", "1"]).completion();
     let address = beside(&cluster.addresses[0]);
     wait_until("it serves", || get(&address, "/health").status == 200);
+    (cluster, folder, folders, address)
+}
+
+fn as_operator(address: &str, method: &str, path: &str, body: &Value) -> HttpAnswer {
     let key = format!("Bearer {KEY}");
-    let headers = [("Content-Type", "application/json"), ("Authorization", key.as_str())];
-    let body = serde_json::json!({"model": breaking_server()}).to_string();
-    let pulled = raw(&address, &request_bytes("POST", "/api/pull", &headers, Some(&body))).rest();
-    assert_eq!(pulled.status, 200, "{}", pulled.body);
-    let lines: Vec<serde_json::Value> =
-        pulled.body.lines().map(|line| serde_json::from_str(line).expect("each line is an object")).collect();
-    assert_eq!(lines.last(), Some(&serde_json::json!({"status": "success"})), "{}", pulled.body);
+    raw(address, &request_bytes(method, path, &[("Authorization", key.as_str())], Some(&body.to_string()))).rest()
+}
+
+/// The objects of a stream of lines.
+fn lines(answer: &HttpAnswer) -> Vec<Value> {
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    answer.body.lines().map(|line| serde_json::from_str(line).expect("each line is an object")).collect()
+}
+
+#[test]
+fn file_pulled_by_the_api_arrives_on_all_nodes() {
+    let (_cluster, _folder, folders, address) = serving_nodes(2);
+    let pulled = as_operator(&address, "POST", "/api/pull", &json!({"model": breaking_server()}));
+    let reports = lines(&pulled);
+    assert_eq!(reports.last(), Some(&json!({"status": "success"})), "{}", pulled.body);
     let total = bytes().len();
-    assert!(lines.iter().any(|line| line["total"] == total && line["completed"].is_u64()), "{}", pulled.body);
+    assert!(reports.iter().any(|line| line["total"] == total && line["completed"].is_u64()), "{}", pulled.body);
     for folder in &folders {
         assert_eq!(fs::read(folder.join(NAME)).expect("it is there"), bytes());
     }
+}
+
+#[test]
+fn pull_by_the_api_copies_what_is_missing_and_names_nodes_without_it() {
+    let (_cluster, _folder, folders, address) = serving_nodes(2);
+    fs::write(folders[0].join(NAME), bytes()).expect("the folder can be written");
+    // No server is asked for a file that the node has.
+    let [plain, streamed] =
+        [false, true].map(|is_streamed| json!({"model": format!("http://127.0.0.1:1/{NAME}"), "stream": is_streamed}));
+    // Nothing can be written where the copy would be.
+    let place = folders[1].join(format!("{NAME}.part"));
+    fs::create_dir(&place).expect("the folder can be written");
+    let failed = as_operator(&address, "POST", "/api/pull", &plain);
+    let error = failed.json()["error"].as_str().expect("an error").to_owned();
+    assert!(failed.status == 500 && error.contains("could not be copied to pi2 (cannot write"), "{error}");
+    let reports = lines(&as_operator(&address, "POST", "/api/pull", &streamed));
+    assert_eq!(reports.last(), Some(&json!({"error": error})));
+    assert!(reports.iter().all(|line| line["status"] != "success"), "{reports:?}");
+    fs::remove_dir(&place).expect("it is empty");
+    let pulled = as_operator(&address, "POST", "/api/pull", &plain);
+    assert_eq!(pulled.good(), json!({"status": "success"}));
+    assert_eq!(fs::read(folders[1].join(NAME)).expect("it is there"), bytes());
+    // With nothing left to do, it succeeds again.
+    as_operator(&address, "POST", "/api/pull", &plain).good();
+}
+
+#[test]
+fn split_model_is_pulled_and_deleted_by_the_api_with_all_its_files() {
+    let (_cluster, _folder, folders, address) = serving_nodes(2);
+    let names = [1, 2, 3].map(|part| format!("big-0000{part}-of-00003.gguf"));
+    let splits = TinyModel::new(Architecture::Llama).splits(3);
+    let url = server(names.iter().cloned().zip(splits.clone()).collect());
+    // What an earlier request left.
+    fs::write(folders[0].join(&names[0]), &splits[0]).expect("the folder can be written");
+    let body = json!({"model": format!("{url}/{}", names[0]), "stream": false});
+    as_operator(&address, "POST", "/api/pull", &body).good();
+    for folder in &folders {
+        for (name, split) in names.iter().zip(&splits) {
+            assert_eq!(&fs::read(folder.join(name)).expect("it is there"), split, "{name}");
+        }
+    }
+    fs::remove_file(folders[1].join(&names[0])).expect("it is there");
+    let body = json!({"model": names[0].trim_end_matches(".gguf")});
+    as_operator(&address, "DELETE", "/api/delete", &body).good();
+    for folder in &folders {
+        assert!(names.iter().all(|name| !folder.join(name).exists()), "{}", folder.display());
+    }
+    assert_eq!(as_operator(&address, "DELETE", "/api/delete", &body).status, 404);
+    // Without its first file, too.
+    fs::write(folders[1].join(&names[2]), &splits[2]).expect("the folder can be written");
+    as_operator(&address, "DELETE", "/api/delete", &body).good();
+    assert!(!folders[1].join(&names[2]).exists());
 }

@@ -1,7 +1,7 @@
 //! SHA-256 of whole files, stored together with the file's metadata, so that a file is read only once.
 use std::{
     fs::{self, File, Metadata},
-    io::Read,
+    os::unix::fs::FileExt,
     path::{Path, PathBuf},
 };
 
@@ -28,16 +28,15 @@ fn stamp(metadata: &Metadata) -> String {
     Sha256(content::hash(&Stamp::of(metadata).bytes())).to_string()
 }
 
-/// Reads the whole file.
-pub(super) fn compute(path: &Path, pace: &mut Pace<'_, '_>) -> Result<Sha256, FaultKind> {
+/// Reads the whole open file from its beginning; its path is only for errors.
+pub(super) fn compute(file: &File, path: &Path, pace: &mut Pace<'_, '_>) -> Result<Sha256, FaultKind> {
     let failed = |error: std::io::Error| disk("read", path, &error);
-    let mut file = File::open(path).map_err(failed)?;
     let total = file.metadata().map_err(failed)?.len();
     let mut hasher = sha2::Sha256::new();
     let mut block = vec![0; BLOCK];
     let mut done = 0;
     loop {
-        let count = file.read(&mut block).map_err(failed)?;
+        let count = file.read_at(&mut block, done).map_err(failed)?;
         if count == 0 {
             return Ok(Sha256(hasher.finalize().into()));
         }

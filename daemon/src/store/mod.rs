@@ -169,7 +169,8 @@ impl Store {
         let known = hash::known(&self.hashes, model, &metadata);
         if !is_known_enough || known.is_none() {
             let mut pace = Pace::new(tell);
-            let hash = hash::compute(&path, &mut pace)?;
+            let opened = fs::File::open(&path).map_err(|error| disk("read", &path, &error))?;
+            let hash = hash::compute(&opened, &path, &mut pace)?;
             hash::keep(&self.hashes, model, &metadata, hash);
             // With `is_known_enough`, the content hash is left to the assignment that needs it.
             if !is_known_enough && let Ok(file) = GgufFile::open(&path) {
@@ -198,14 +199,17 @@ impl Store {
     /// Deletes a file and its unfinished part.
     ///
     /// # Errors
-    /// There is neither, or the disk refuses.
+    /// There is neither, a request is writing the part, or the disk refuses.
     pub fn remove(&self, model: &str) -> Result<(), FaultKind> {
         check_name(model).map_err(|reason| FaultKind::ParameterInvalid { reason })?;
-        let part = |folder: &PathBuf| folder.join(format!("{model}{PART}"));
-        let parts: Vec<PathBuf> = self.folders.iter().map(part).filter(|path| path.is_file()).collect();
+        let parts = self.folders.iter().map(|folder| folder.join(format!("{model}{PART}")));
+        let parts: Vec<PathBuf> = parts.filter(|path| path.is_file()).collect();
         if parts.is_empty() {
             self.find(model)?;
         }
+        // All locks before the first deletion; while they are held, no request can continue a part that is deleted.
+        let locks: Result<Vec<_>, FaultKind> = parts.iter().map(|path| part::lock_to_remove(path, model)).collect();
+        let _locks = locks?;
         let whole = self.folders.iter().map(|folder| folder.join(model)).filter(|path| path.is_file());
         for path in parts.iter().cloned().chain(whole) {
             fs::remove_file(&path).map_err(|error| disk("remove", &path, &error))?;
@@ -269,9 +273,7 @@ impl Store {
     /// Its SHA-256 differs from the expected one, it is not a model, or the disk refuses.
     pub fn finish(&self, part: PartialFile, tell: &mut Tell<'_>) -> Result<ModelFile, FaultKind> {
         let (folder, model) = (part.folder.clone(), part.model.clone());
-        let hash = part.finish(&mut Pace::new(tell))?;
-        let path = folder.join(&model);
-        let metadata = fs::metadata(&path).map_err(|error| disk("read", &path, &error))?;
+        let (hash, metadata) = part.finish(&mut Pace::new(tell))?;
         hash::keep(&self.hashes, &model, &metadata, hash);
         let file = self.describe(&folder, &model, false);
         file.ok_or(FaultKind::ModelMissing { model, folders: folder.display().to_string() })

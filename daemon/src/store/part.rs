@@ -49,7 +49,8 @@ pub(super) fn origin_path(part: &Path) -> PathBuf {
 /// overwrite its key or its state.
 fn own_file() -> OpenOptions {
     let mut options = OpenOptions::new();
-    options.write(true).create(true).custom_flags(OFlag::O_NOFOLLOW.bits());
+    // It is read to compute its hash.
+    options.read(true).write(true).create(true).custom_flags(OFlag::O_NOFOLLOW.bits());
     options
 }
 
@@ -58,6 +59,24 @@ fn is_at(file: &File, path: &Path) -> bool {
     let place = |found: Metadata| (found.dev(), found.ino());
     let own = file.metadata().map(place).ok();
     own.is_some() && fs::symlink_metadata(path).map(place).ok() == own
+}
+
+/// Locks an unfinished file that is about to be deleted. `None` if it cannot be opened: then no request writes it.
+///
+/// # Errors
+/// A request is writing it, or has just finished it.
+pub(super) fn lock_to_remove(path: &Path, model: &str) -> Result<Option<File>, FaultKind> {
+    let mut options = OpenOptions::new();
+    // NFS locks only files that may be written.
+    options.read(true).write(true).custom_flags(OFlag::O_NOFOLLOW.bits());
+    let Ok(file) = options.open(path) else { return Ok(None) };
+    let is_busy = match file.try_lock() {
+        Ok(()) => !is_at(&file, path),
+        Err(TryLockError::WouldBlock) => true,
+        // A file system without locks protects no download either.
+        Err(TryLockError::Error(_)) => false,
+    };
+    if is_busy { Err(FaultKind::StoreBusy { model: model.into() }) } else { Ok(Some(file)) }
 }
 
 impl PartialFile {
@@ -107,7 +126,7 @@ impl PartialFile {
     /// Appends bytes.
     ///
     /// # Errors
-    /// There are more bytes than announced, or the disk accepts no more.
+    /// There are more bytes than announced, the disk has no room for the missing ones, or it accepts no more.
     pub fn append(&mut self, bytes: &[u8]) -> Result<(), FaultKind> {
         let length = self.length + bytes.len() as u64;
         match self.origin.size {
@@ -115,8 +134,10 @@ impl PartialFile {
                 let reason = format!("{} has more than the announced {size} bytes", self.model);
                 return Err(FaultKind::DownloadFailed { reason });
             }
-            // The total is unknown: check the free space periodically.
-            None if self.length >> 24 != length >> 24 => check_room(&self.folder, 0)?,
+            // Others may have filled the disk since the last check, for example another transfer: check every 16 MiB.
+            size if self.length >> 24 != length >> 24 => {
+                check_room(&self.folder, size.map_or(0, |size| size - self.length))?;
+            }
             _ => {}
         }
         self.file.write_all(bytes).map_err(|error| disk("write", &self.path, &error))?;
@@ -142,17 +163,22 @@ impl PartialFile {
         let _ = fs::remove_file(&self.path);
     }
 
-    /// Verifies it and gives it its final name; returns its SHA-256.
-    pub(super) fn finish(self, pace: &mut Pace<'_, '_>) -> Result<Sha256, FaultKind> {
+    /// Verifies it and gives it its final name; returns its SHA-256 and its metadata.
+    pub(super) fn finish(self, pace: &mut Pace<'_, '_>) -> Result<(Sha256, Metadata), FaultKind> {
         if let Some(size) = self.origin.size.filter(|size| *size != self.length) {
             let reason = format!("received {} of {size} bytes of {}", self.length, self.model);
             return Err(FaultKind::DownloadFailed { reason });
         }
         let failed = |error: std::io::Error| disk("write", &self.path, &error);
         self.file.sync_all().map_err(failed)?;
-        let actual = hash::compute(&self.path, pace)?;
+        let actual = hash::compute(&self.file, &self.path, pace)?;
         let expected = self.origin.sha256.as_deref().and_then(|hash| hash.parse().ok());
         let whole = check_hash(&self.model, expected, actual).and_then(|()| self.check_model());
+        // Another file at this path was not verified: neither rename nor delete it.
+        if !is_at(&self.file, &self.path) {
+            let reason = format!("{} was deleted or replaced during the transfer", self.path.display());
+            return Err(FaultKind::DownloadFailed { reason });
+        }
         if let Err(kind) = whole {
             self.discard();
             return Err(kind);
@@ -162,7 +188,8 @@ impl PartialFile {
         // The new name must survive a power failure, too.
         File::open(&self.folder).and_then(|folder| folder.sync_all()).map_err(failed)?;
         let _ = fs::remove_file(origin_path(&self.path));
-        Ok(actual)
+        let metadata = self.file.metadata().map_err(failed)?;
+        Ok((actual, metadata))
     }
 
     /// Whether it is a model with all bytes that its tables list. Of a split model, this is only known for all files
@@ -190,5 +217,19 @@ mod tests {
         assert!(!is_at(&file, &path) && is_at(&file, &named));
         fs::write(&path, "of another request").expect("it can be written");
         assert!(!is_at(&file, &path));
+    }
+
+    #[test]
+    fn disk_that_others_filled_ends_a_transfer_of_known_size() {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let origin = Origin { size: Some(1 << 25), ..Origin::default() };
+        let mut part = PartialFile::open(folder.path(), "a.gguf", origin).expect("it fits");
+        part.append(b"begin").expect("it fits");
+        // The check when it was opened no longer holds: no disk has room for the rest.
+        part.origin.size = Some(1 << 50);
+        part.append(b"more").expect("the disk is not looked at for every piece");
+        part.length = (1 << 24) - 1;
+        let error = part.append(b"xx").expect_err("the rest does not fit");
+        assert!(matches!(error, FaultKind::DiskShort { .. }), "{error}");
     }
 }

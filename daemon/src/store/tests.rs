@@ -416,3 +416,39 @@ fn links_in_the_model_folder_give_away_and_overwrite_nothing() {
         fs::remove_file(models.join(&name)).expect("it is ours");
     }
 }
+
+#[test]
+fn file_that_a_request_writes_is_not_removed() {
+    let (store, folder) = store();
+    let (bytes, place) = (model(), folder.path().join("models"));
+    let origin = Origin { size: Some(bytes.len() as u64), ..Origin::default() };
+    let mut part = store.begin(NAME, origin).expect("the folder can be made");
+    part.append(&bytes[..4_000_000]).expect("it fits");
+    let busy = store.remove(NAME).expect_err("it is being written");
+    assert!(matches!(busy, FaultKind::StoreBusy { .. }), "{busy}");
+    part.append(&bytes[4_000_000..]).expect("it fits");
+    store.finish(part, &mut go_on).expect("nothing of it was deleted");
+    let other = store.begin("other.gguf", Origin::default()).expect("it is new");
+    store.remove(NAME).expect("nothing writes it any more");
+    drop(other);
+    store.remove("other.gguf").expect("nothing writes it any more");
+    assert_eq!(fs::read_dir(place).expect("it is there").count(), 0);
+}
+
+#[test]
+fn only_the_file_that_was_written_gets_the_final_name() {
+    let (store, folder) = store();
+    let bytes = model();
+    let path = folder.path().join("models").join(format!("{NAME}{PART}"));
+    for (written, wrong) in [(&bytes[..], "good"), (&b"this is no model"[..], "wrong")] {
+        let mut part = store.begin(NAME, Origin::default()).expect("the folder can be written");
+        part.append(written).expect("it fits");
+        // As by an operator, in place of a file that is still written.
+        fs::remove_file(&path).expect("it is there");
+        fs::write(&path, "of another request").expect("it can be written");
+        let error = store.finish(part, &mut go_on).expect_err(wrong);
+        assert!(matches!(&error, FaultKind::DownloadFailed { reason } if reason.contains("replaced")), "{error}");
+        assert_eq!(fs::read_to_string(&path).expect("it stays"), "of another request", "{wrong}");
+        nothing_is_listed(&store);
+    }
+}

@@ -54,7 +54,9 @@ pub fn files_of(name: &str) -> Vec<String> {
     if count == 0 || count > FILES_MAX {
         return vec![name.into()];
     }
-    (1..=count).map(|number| format!("{family}-{number:05}-of-{count:05}.gguf")).collect()
+    let names: Vec<String> = (1..=count).map(|number| format!("{family}-{number:05}-of-{count:05}.gguf")).collect();
+    // A file whose number exceeds the count is no part of a model: a request about it must not concern others.
+    if names.iter().any(|other| other == name) { names } else { vec![name.into()] }
 }
 
 /// A request about a node's model files.
@@ -308,7 +310,9 @@ mod tests {
         }
         let files = ["big-00001-of-00002.gguf", "big-00002-of-00002.gguf"];
         assert_eq!(files_of(files[1]), files);
-        assert_eq!(files_of("big-00001-of-00000.gguf").len(), 1);
+        for odd in ["big-00001-of-00000.gguf", "big-00003-of-00002.gguf", "big-00000-of-00002.gguf"] {
+            assert_eq!(files_of(odd), [odd]);
+        }
     }
 
     #[test]

@@ -10,17 +10,11 @@ use axum::{
     extract::{Request, State},
     response::{IntoResponse, Response},
 };
-use common::{fault::Fault, units::Bytes};
-use protocol::{
-    models::{ModelsRequest, Step, check_name, is_named},
-    session::Session,
-};
+use protocol::models::{ModelsRequest, check_name, files_of, is_named};
 use serde_json::{Value, json};
-use tokio::{
-    sync::mpsc::{Sender, channel},
-    task::JoinSet,
-};
+use tokio::sync::mpsc::channel;
 
+use super::nodes::{belonging, each_once};
 use crate::gateway::{
     Gateway,
     complete::{Permission, ReceivedRequest},
@@ -59,7 +53,7 @@ pub(in crate::gateway) fn read(body: &[u8], arrival: &ReceivedRequest, _: Bounds
     Ok(NamedFile { name, is_streamed })
 }
 
-/// POST /api/pull: this node downloads the file, then the other nodes copy it from this one.
+/// POST /api/pull: this node downloads the model's files, then the other nodes copy them from this one.
 pub(in crate::gateway) async fn pull(
     State(gateway): State<Arc<Gateway>>,
     request: Request,
@@ -91,7 +85,7 @@ pub(in crate::gateway) async fn pull(
         }
         let end = match pulling.await {
             Ok(Ok(())) => json!({"status": "success"}),
-            Ok(Err(fault)) => json!({"error": fault.to_string()}),
+            Ok(Err(fault)) => json!({"error": ApiError::from(&fault).message()}),
             Err(_) => json!({"error": "the node is shutting down"}),
         };
         // A client that has left needs no end.
@@ -100,7 +94,7 @@ pub(in crate::gateway) async fn pull(
     Ok(response)
 }
 
-/// DELETE /api/delete: deletes the file on all nodes that have it, unless a topology uses it.
+/// DELETE /api/delete: deletes the model's files on all nodes that have any, unless a topology uses it.
 pub(in crate::gateway) async fn delete(
     State(gateway): State<Arc<Gateway>>,
     request: Request,
@@ -108,65 +102,21 @@ pub(in crate::gateway) async fn delete(
     let Intake { parsed: NamedFile { name, .. }, working: _working, .. } =
         receive(&gateway, request, false, read).await?;
     let name = name.strip_suffix(":latest").unwrap_or(&name);
-    let is_used = gateway.cluster.models().iter().any(|model| is_named(name, &model.topology.model));
+    let is_used = gateway.cluster.models().iter().any(|model| {
+        let used = files_of(&model.topology.model);
+        used.iter().any(|file| is_named(name, file))
+    });
     if is_used {
         return Err(ApiError::model_in_use(name));
     }
-    let holders = gateway.holders().await;
-    let having: Vec<(&Arc<Session>, &str)> =
-        holders.values().filter_map(|holder| Some((&holder.session, holder.file(name)?))).collect();
-    if having.is_empty() {
-        return Err(ApiError::no_such_file(name, &[]));
-    }
-    for (session, model) in having {
-        let removed = files::ask(session, ModelsRequest::Remove { model: model.into() }, &|_, _, _| {}).await;
-        removed.map_err(|fault| ApiError::from(&fault))?;
-    }
-    Ok(Json(json!({})))
-}
-
-impl Gateway {
-    async fn pull(&self, url: &str, model: &str, told: &Sender<Value>) -> Result<(), Fault> {
-        let status = |text: &str| drop(told.try_send(json!({"status": text})));
-        status("pulling manifest");
-        let own = Session::open(self.cluster.own_address(), self.identity.clone()).await?;
-        let pulled = ModelsRequest::Pull { url: url.into(), model: model.into(), sha256: None };
-        files::stored(&own, pulled, &|step, done, total| report(told, model, step, done, total)).await?;
-        let Some(from) = self.cluster.reached_at(&self.identity.name) else {
-            status("this node has no address for the others: copy the file with console model pull --from");
-            return Ok(());
-        };
-        let mut copies = JoinSet::new();
-        for (address, holder) in self.holders().await {
-            let lacks = holder.file(model).is_none() && holder.session.identity.name != self.identity.name;
-            if lacks {
-                status(&format!("copying {model} to {address}"));
-                let (model, from) = (model.to_owned(), from.clone());
-                copies.spawn(async move {
-                    let copied = ModelsRequest::Fetch { model, from };
-                    files::stored(&holder.session, copied, &|_, _, _| {}).await
-                });
-            }
+    let mut is_there = false;
+    for holder in each_once(gateway.holders().await) {
+        for model in belonging(&holder.files, name) {
+            let request = ModelsRequest::Remove { model: model.into() };
+            let removed = files::ask(&holder.session, request, &|_, _, _| {}).await;
+            removed.map_err(|fault| ApiError::from(&fault))?;
+            is_there = true;
         }
-        while let Some(copied) = copies.join_next().await {
-            // A node without room for the file does not keep the others from having it.
-            if let Ok(Err(fault)) = copied {
-                status(&fault.to_string());
-            }
-        }
-        Ok(())
     }
-}
-
-/// Reports progress; a client that reads too slowly misses some.
-fn report(told: &Sender<Value>, model: &str, step: Step, done: Bytes, total: Option<Bytes>) {
-    let status = match step {
-        Step::Downloading | Step::Copying | Step::Waiting => format!("pulling {model}"),
-        Step::Hashing => "verifying sha256 digest".to_owned(),
-    };
-    let mut object = json!({"status": status, "digest": model, "completed": done.0});
-    if let Some(total) = total {
-        object["total"] = total.0.into();
-    }
-    drop(told.try_send(object));
+    if is_there { Ok(Json(json!({}))) } else { Err(ApiError::no_such_file(name, &[])) }
 }

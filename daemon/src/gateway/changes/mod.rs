@@ -4,6 +4,7 @@
 pub(super) mod files;
 mod load;
 mod nodes;
+mod putting;
 
 pub(super) use self::{
     files::{delete, pull},

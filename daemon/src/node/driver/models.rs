@@ -5,7 +5,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use common::{
@@ -39,6 +39,10 @@ const VIEWERS_JOBS_MAX: usize = 4;
 const AHEAD: usize = 4;
 /// Longest silence of another node during a transfer.
 const PEER: Duration = Duration::from_secs(30);
+/// Longest time without progress while another node refuses requests of a transfer because it serves too many.
+const FULL_MAX: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 60 });
+/// Pause before such a request is repeated.
+const FULL_PAUSE: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 100 });
 
 /// Running requests, each with a flag that is false once it is cancelled.
 #[derive(Debug, Default)]
@@ -206,52 +210,38 @@ impl ModelJob {
 
     /// Copies a whole file from another node, which first reports the file's hash.
     fn fetch(&self, model: &str, from: &str, tell: &mut Tell<'_>) -> Result<ModelFile, FaultKind> {
-        let other = |fault: Fault| match fault.kind {
-            FaultKind::StoreCancelled => FaultKind::StoreCancelled,
-            _ => FaultKind::DownloadFailed { reason: fault.to_string() },
-        };
-        let wait = Handle::current();
-        let session = wait.block_on(Session::open(from, self.identity.clone())).map_err(other)?;
-        let ask = |request| wait.block_on(session.ask(RequestBody::Models(Box::new(request)))).map_err(other);
-        let next = |reply: &mut Reply| match wait.block_on(reply.next("a piece of the file", PEER)).map_err(other)? {
-            ResponseBody::Models(response) => Ok(*response),
-            _ => Err(FaultKind::Malformed { reason: "unexpected answer".into() }),
-        };
-        let mut verified = ask(ModelsRequest::Verify { model: model.into(), is_known_enough: true })?;
-        let source = loop {
-            match next(&mut verified)? {
-                ModelsResponse::Stored(file) => break file,
-                ModelsResponse::Working { done, total, .. } => {
-                    if !tell(Step::Waiting, done.0, total.map(|total| total.0)) {
-                        return Err(FaultKind::StoreCancelled);
-                    }
-                }
-                _ => return Err(FaultKind::Malformed { reason: "expected a file".into() }),
-            }
-        };
-        let size = source.size.0;
-        let sha256 = source.sha256.map(|hash| hash.to_string());
+        let runtime = Handle::current();
+        let session = runtime.block_on(Session::open(from, self.identity.clone())).map_err(copy_failed)?;
+        let source = CopySource { runtime, session, model };
+        let file = source.described(tell)?;
+        let size = file.size.0;
+        let sha256 = file.sha256.map(|hash| hash.to_string());
         let mut part = self.store.begin(model, Origin { size: Some(size), sha256, etag: None })?;
         let mut asked = part.length();
         let mut replies = VecDeque::new();
+        let mut progressed = Instant::now();
         while part.length() < size {
             while asked < size && replies.len() < AHEAD {
-                replies.push_back(ask(ModelsRequest::Read { model: model.into(), offset: asked })?);
+                replies.push_back(source.ask_piece(asked)?);
                 asked += (size - asked).min(PIECE_BYTES_MAX as u64);
             }
             let Some(mut reply) = replies.pop_front() else { break };
-            let ModelsResponse::Piece { bytes, .. } = next(&mut reply)? else {
-                return Err(FaultKind::Malformed { reason: "expected a piece".into() });
-            };
-            if bytes.len() as u64 != (size - part.length()).min(PIECE_BYTES_MAX as u64) {
-                return Err(FaultKind::DownloadFailed {
-                    reason: format!(
-                        "{model} changed on the other node during the \
-                 download"
-                    ),
-                });
+            match source.next(&mut reply) {
+                Ok(ModelsResponse::Piece { bytes, .. }) => {
+                    if bytes.len() as u64 != (size - part.length()).min(PIECE_BYTES_MAX as u64) {
+                        let reason = format!("{model} changed on the other node during the download");
+                        return Err(FaultKind::DownloadFailed { reason });
+                    }
+                    part.append(&bytes)?;
+                    progressed = Instant::now();
+                }
+                Ok(_) => return Err(FaultKind::Malformed { reason: "expected a piece".into() }),
+                Err(fault) => {
+                    pause_if_full(fault, progressed)?;
+                    // The pieces behind it may be on their way; this one is the next to be written.
+                    replies.push_front(source.ask_piece(part.length())?);
+                }
             }
-            part.append(&bytes)?;
             if !tell(Step::Copying, part.length(), Some(size)) {
                 return Err(FaultKind::StoreCancelled);
             }
@@ -260,7 +250,196 @@ impl ModelJob {
     }
 }
 
+/// The node from which a file is copied.
+struct CopySource<'a> {
+    runtime: Handle,
+    session: Session,
+    model: &'a str,
+}
+
+impl CopySource<'_> {
+    /// The file's properties with its hash, which the node may have to compute first.
+    fn described(&self, tell: &mut Tell<'_>) -> Result<ModelFile, FaultKind> {
+        let begun = Instant::now();
+        loop {
+            let mut reply = self.ask(ModelsRequest::Verify { model: self.model.into(), is_known_enough: true })?;
+            let fault = loop {
+                let (done, total) = match self.next(&mut reply) {
+                    Ok(ModelsResponse::Stored(file)) => return Ok(file),
+                    Ok(ModelsResponse::Working { done, total, .. }) => (done, total),
+                    Ok(_) => return Err(FaultKind::Malformed { reason: "expected a file".into() }),
+                    Err(fault) => break fault,
+                };
+                if !tell(Step::Waiting, done.0, total.map(|total| total.0)) {
+                    return Err(FaultKind::StoreCancelled);
+                }
+            };
+            pause_if_full(fault, begun)?;
+            if !tell(Step::Waiting, 0, None) {
+                return Err(FaultKind::StoreCancelled);
+            }
+        }
+    }
+
+    fn ask_piece(&self, offset: u64) -> Result<Reply, FaultKind> {
+        self.ask(ModelsRequest::Read { model: self.model.into(), offset })
+    }
+
+    fn ask(&self, request: ModelsRequest) -> Result<Reply, FaultKind> {
+        let asked = self.runtime.block_on(self.session.ask(RequestBody::Models(Box::new(request))));
+        asked.map_err(copy_failed)
+    }
+
+    /// The next response to a request.
+    fn next(&self, reply: &mut Reply) -> Result<ModelsResponse, Fault> {
+        match self.runtime.block_on(reply.next("a piece of the file", PEER))? {
+            ResponseBody::Models(response) => Ok(*response),
+            _ => Err(self.session.unexpected()),
+        }
+    }
+}
+
+/// The fault of a copy, from that of the node with the file.
+fn copy_failed(fault: Fault) -> FaultKind {
+    match fault.kind {
+        FaultKind::StoreCancelled => FaultKind::StoreCancelled,
+        _ => FaultKind::DownloadFailed { reason: fault.to_string() },
+    }
+}
+
+/// Pauses after a request that the other node refused because it serves too many; the caller then repeats it.
+///
+/// # Errors
+/// Any other fault; and the refusal, if there has been no progress since `progressed` for [`FULL_MAX`].
+fn pause_if_full(fault: Fault, progressed: Instant) -> Result<(), FaultKind> {
+    if !matches!(fault.kind, FaultKind::Full { .. }) || progressed.elapsed() >= FULL_MAX {
+        return Err(copy_failed(fault));
+    }
+    std::thread::sleep(FULL_PAUSE);
+    Ok(())
+}
+
 fn stored(file: ModelFile) -> ModelsResponse {
     tracing::info!(model = file.model, folder = file.folder, "model stored, {}", file.size);
     ModelsResponse::Stored(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    use common::digest::Sha256;
+    use protocol::{
+        BUILD, NUMERIC_VERSION,
+        connection::{Arrived, Door, receive_hello, send_welcome},
+        handshake::Welcome,
+        message::Request,
+        messages::split,
+        models::FileState,
+        noise::keyring::Keyring,
+    };
+    use sha2::Digest;
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+    use crate::{
+        config::DaemonArguments,
+        node::driver::{ResponseBudget, SessionClient},
+    };
+
+    const NAME: &str = "bard.gguf";
+
+    fn identity(name: &str) -> Identity {
+        let (name, build, machine) = (name.into(), BUILD.into(), String::new());
+        Identity { name, build, numeric: NUMERIC_VERSION, machine, cores: Vec::new() }
+    }
+
+    /// A node with one file that refuses some requests, by their number from 0, because it serves too many.
+    async fn serve(stream: TcpStream, bytes: Arc<Vec<u8>>, is_refused: fn(usize) -> bool) -> Option<()> {
+        let door = Door { name: "pi1", keyring: &Keyring::empty(Role::Node), is_pairing: &|| false };
+        let Arrived::Hello(mut connection, _) = receive_hello(stream, door).await.ok()? else { return None };
+        send_welcome(&mut connection, &Welcome::Accepted(identity("pi1"))).await.ok()?;
+        let (mut reader, mut writer) = split(connection);
+        let mut number = 0;
+        while let Some(Request { id, body }) = reader.receive::<Request>().await.ok()? {
+            let RequestBody::Models(request) = body else { return None };
+            let body = if is_refused(number) {
+                let kind = FaultKind::Full { what: "requests about model files".into(), limit: JOBS_MAX as u32 };
+                ResponseBody::Failed(Fault::new("pi1", kind))
+            } else {
+                ResponseBody::Models(Box::new(response(&request, &bytes)?))
+            };
+            number += 1;
+            writer.send(&Response { id, body }).await.ok()?;
+        }
+        None
+    }
+
+    fn response(request: &ModelsRequest, bytes: &[u8]) -> Option<ModelsResponse> {
+        let size = Bytes(bytes.len() as u64);
+        match request {
+            ModelsRequest::Verify { model, .. } => Some(ModelsResponse::Stored(ModelFile {
+                model: model.clone(),
+                folder: String::new(),
+                size,
+                state: FileState::Complete,
+                identity: None,
+                sha256: Some(Sha256(sha2::Sha256::digest(bytes).into())),
+                content: None,
+            })),
+            ModelsRequest::Read { offset, .. } => {
+                let rest = &bytes[*offset as usize..];
+                Some(ModelsResponse::Piece { size, bytes: rest[..rest.len().min(PIECE_BYTES_MAX)].to_vec() })
+            }
+            _ => None,
+        }
+    }
+
+    /// Copies the demo model from such a node; returns the result, and whether the copy is complete.
+    async fn copied(is_refused: fn(usize) -> bool) -> (Result<ModelFile, FaultKind>, bool) {
+        let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/demo/bard-q8_0.gguf");
+        let bytes = Arc::new(fs::read(demo).expect("the demo model is there"));
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback can be bound");
+        let from = listener.local_addr().expect("it is bound").to_string();
+        let served = Arc::clone(&bytes);
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(serve(stream, Arc::clone(&served), is_refused));
+            }
+        });
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let models = folder.path().join("models");
+        let config = Config::load(DaemonArguments::default()).expect("defaults are settings");
+        let client = SessionClient { role: None, name: "test".into() };
+        let (outbox, _queue) = Outbox::new(client, &ResponseBudget::default());
+        let job = ModelJob {
+            config: Arc::new(config),
+            store: Store::new(std::slice::from_ref(&models), folder.path()),
+            identity: identity("pi2"),
+            wanted: Arc::new(AtomicBool::new(true)),
+            outbox,
+            id: RequestId(1),
+        };
+        let ended = spawn_blocking(move || job.fetch(NAME, &from, &mut |_, _, _| true)).await.expect("no panic");
+        let is_complete = fs::read(models.join(NAME)).is_ok_and(|copy| copy == *bytes);
+        (ended, is_complete)
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn copy_repeats_requests_that_a_full_node_refuses() {
+        let (ended, is_complete) = copied(|number| number % 2 == 0).await;
+        assert!(ended.is_ok() && is_complete, "{ended:?}");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn copy_from_a_node_that_stays_full_fails_in_time() {
+        // At once, and in the middle of the file.
+        let refusals: [fn(usize) -> bool; 2] = [|_| true, |number| number > 3];
+        for is_refused in refusals {
+            let (ended, is_complete) = copied(is_refused).await;
+            let kind = ended.expect_err("it stays full");
+            let is_named = kind.to_string().contains("node pi1: limit reached: 16 requests");
+            assert!(matches!(kind, FaultKind::DownloadFailed { .. }) && is_named && !is_complete, "{kind}");
+        }
+    }
 }
