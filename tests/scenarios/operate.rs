@@ -225,9 +225,10 @@ fn rank_stopped_2_ms_in_every_10_is_listed_first() {
 fn settings_are_reloaded_on_sighup_and_bad_ones_are_ignored() {
     let mut cluster = Cluster::with(1, &demo_models(), "");
     let config = cluster.state(0).with_extension("toml");
-    std::fs::write(&config, "drain_ms = 1\n").expect("write to the folder");
+    std::fs::write(&config, "drain_ms = 1\nexclude_after_ms = 0\n").expect("write to the folder");
     cluster.signal(0, Signal::SIGHUP);
     wait_until("it has read them", || cluster.log(0).contains("settings reloaded"));
+    assert!(cluster.log(0).contains("exclude_after_ms keeps its value until"), "{}", cluster.log(0));
     std::fs::write(&config, "drain_ms = \"long\"\n").expect("write to the folder");
     cluster.signal(0, Signal::SIGHUP);
     wait_until("it refuses", || cluster.log(0).contains("cannot reload the settings"));

@@ -1,5 +1,6 @@
 //! The daemon's settings: command line over file over defaults, all checked before anything is opened.
 mod paced;
+mod reload;
 mod shown;
 mod stored;
 mod supervised;
@@ -361,6 +362,27 @@ mod tests {
         let file = toml::from_str(text).map_err(|error| error.to_string())?;
         let arguments = DaemonArguments { name: Some("pi1".into()), ..DaemonArguments::default() };
         Config::merge(arguments, file).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn settings_that_are_copied_at_the_start_keep_their_values_and_are_named() {
+        let old = check("").expect("it is good");
+        for key in [
+            "kv_store = \"on\"",
+            "insecure = true",
+            "recover = false",
+            "exclude_after_ms = 0",
+            "exclude_slow_ms = 0",
+            "rebalance_after_ms = 1000",
+            "retry_slow_ms = 0",
+            "witness = \"127.0.0.1:1\"",
+        ] {
+            let (kept, differing) = check(key).expect(key).reloaded(&old);
+            assert_eq!((kept, differing.len()), (old.clone(), 1), "{key}");
+            assert!(key.starts_with(differing[0]), "{key}: {differing:?}");
+        }
+        let (changed, differing) = check("drain_ms = 7\nlease_ms = 5000\n").expect("it is good").reloaded(&old);
+        assert!(differing.is_empty() && changed.drain == Duration::from_millis(7), "{differing:?}");
     }
 
     #[test]

@@ -414,14 +414,12 @@ impl Driver {
 
     /// Applies settings that may change at run time; warns about the others.
     fn reloaded(&mut self, config: Config) {
-        let old = &self.context.config;
-        let is_fixed_alike = (config.listen, &config.name, &config.state, &config.log_dir, &config.http)
-            == (old.listen, &old.name, &old.state, &old.log_dir, &old.http);
-        if !is_fixed_alike {
-            tracing::warn!("listen, name, state, log_dir and http keep their old values until a restart");
+        let (config, differing) = config.reloaded(&self.context.config);
+        if !differing.is_empty() {
+            let (keys, keep) =
+                (differing.join(", "), if differing.len() == 1 { "keeps its value" } else { "keep their values" });
+            tracing::warn!("{keys} {keep} until this node is restarted (console restart NODE)");
         }
-        let Config { listen, name, state, log_dir, http, .. } = Config::clone(old);
-        let config = Config { listen, name, state, log_dir, http, ..config };
         self.node.set_patience(patience(&config));
         self.context.config = Arc::new(config);
         tracing::info!("settings reloaded; threads and liveness take effect with the next assignment");
