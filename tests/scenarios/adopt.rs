@@ -171,6 +171,40 @@ fn nodes_are_adopted_over_ssh_and_rotate_their_key_together() {
     assert!(!Path::new(&format!("{key}.next")).exists());
 }
 
+#[test]
+fn rotation_that_misses_a_node_locks_no_console_out() {
+    let mut cluster = Cluster::of(2);
+    let (_folder, key) = key();
+    for index in 0..2 {
+        let code = pair(&cluster, index);
+        assert_eq!(adopt(&cluster.addresses[index], &code, &key).code, Some(0));
+    }
+    let (addresses, nodes) = (cluster.addresses.clone(), cluster.nodes());
+    // Without a grace period: a node that has the new key accepts no other.
+    let rotate =
+        |nodes: &str| console(&["key", "rotate", "--nodes", nodes, "--grace", "0", "--yes", "--json", "--key", &key]);
+    let status = |index: usize| console(&["status", "--nodes", &addresses[index], "--json", "--key", &key]);
+    let is_open = || Path::new(&format!("{key}.next")).exists();
+    for is_left_out in [false, true] {
+        cluster.signal(1, nix::sys::signal::Signal::SIGKILL);
+        cluster.wait(1);
+        let missed = rotate(&nodes);
+        missed.assert_error(3, "node_unreachable", &[]);
+        let next = missed.json()["error"]["next"].to_string();
+        assert!(next.contains(&addresses[1]) && next.contains(&format!("--nodes {};", addresses[0])), "{next}");
+        assert_eq!(status(0).code, Some(0), "{}", status(0).err);
+        assert!(is_open(), "the rotation can be continued");
+        if is_left_out {
+            rotate(&addresses[0]).json();
+            assert!(!is_open() && status(0).code == Some(0));
+        } else {
+            cluster.start(1);
+            rotate(&nodes).json();
+            assert!(!is_open() && [status(0).code, status(1).code] == [Some(0); 2]);
+        }
+    }
+}
+
 fn copy(from: &Path, to: &Path) {
     fs::copy(from, to).expect("write to the folder");
     fs::set_permissions(to, fs::Permissions::from_mode(0o600)).expect("this process owns the file");
