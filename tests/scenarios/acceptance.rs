@@ -209,6 +209,41 @@ fn interrupted_acceptance_restores_the_topology() {
 }
 
 #[test]
+fn topology_of_a_killed_run_is_restored_only_if_its_members_answer() {
+    let cluster = Cluster::with(3, &demo_models(), RECOVER);
+    let folder = tempfile::tempdir().expect("create a temporary folder");
+    let out = folder.path().join("report");
+    let serve = |count: usize, layout: &str| {
+        let more = ["--prompt", "ROMEO:", "--max-tokens", "4", "--temperature", "0", "--topology", layout];
+        cluster.generate(count, &more).completion();
+    };
+    serve(3, "dp3-tp1");
+    // The test is of two of the three members.
+    let (nodes, path) = (cluster.addresses[..2].join(","), out.to_string_lossy().into_owned());
+    let begin = |more: &[&str]| {
+        let fixed = ["acceptance", "--nodes", &nodes, "--out", &path, "--yes", "--json"];
+        spawn_console(&[&fixed[..], more].concat())
+    };
+    let running = begin(&["--only", "load", "--load-seconds", "600"]);
+    wait_until("the load runs", || cluster.status(0)["state"] == "benching");
+    kill(Pid::from_raw(running.id().cast_signed()), Signal::SIGKILL).expect("the console is running");
+    assert_eq!(finish(running).code, None);
+    wait_until("the load is over", || (0..2).all(|index| cluster.status(index)["state"] == "idle"));
+
+    // Nodes under test do not know the third member any more.
+    serve(2, "tp2");
+    let machines = ["--only", "machines", "--again", "machines"];
+    finish(begin(&machines)).assert_error(8, "state", &["pi3"]);
+    assert_eq!(layout(&cluster), "tp2", "nothing was unloaded");
+
+    serve(3, "pp3");
+    let ended = finish(begin(&machines));
+    assert!(ended.err.contains("restores dp3-tp1 with") && ended.err.contains("unloads pp3"), "{}", ended.err);
+    assert_eq!(report(ended)["replaced"], json!([]), "it was restored");
+    assert_eq!(layout(&cluster), "dp3-tp1");
+}
+
+#[test]
 fn killed_and_restarted_nodes_leave_the_answer_as_it_was() {
     let models = deep_models();
     let mut cluster = Cluster::supervised(3, models.path(), RECOVER);

@@ -54,6 +54,35 @@ impl TestBed {
         self.files.write(&self.report)
     }
 
+    /// Whether the topologies that an earlier run replaced, and no others, serve on the nodes under test.
+    pub(super) fn serves_replaced(&self, cluster: &Cluster) -> bool {
+        let held = self.held(cluster);
+        let found: Vec<ReplacedTopology> = held.iter().map(|(topology, _)| replaced(topology, cluster)).collect();
+        held.iter().all(|(topology, _)| cluster.has_serving(topology))
+            && found.len() == self.report.replaced.len()
+            && self.report.replaced.iter().all(|one| found.contains(one))
+    }
+
+    /// Drops the record of the topologies that an earlier run replaced: [`Self::restore`] leaves the nodes alone,
+    /// unless [`Self::clear`] has recorded what runs by then.
+    pub(super) fn forget_replaced(&mut self) {
+        self.report.replaced.clear();
+        self.is_touched = false;
+    }
+
+    /// Checks that all members of the replaced topologies answer, and remembers the addresses of all nodes: once a
+    /// topology is unloaded, no node reports the addresses of its members.
+    ///
+    /// # Errors
+    /// A member is unknown or does not answer.
+    pub(super) fn check_replaced(&mut self, cluster: &Cluster) -> Result<(), Failure> {
+        for name in self.report.replaced.iter().flat_map(|replaced| &replaced.members) {
+            session_of(cluster, name)?;
+        }
+        self.known = cluster.nodes.iter().map(|node| node.address.clone()).collect();
+        Ok(())
+    }
+
     /// The report at the end of the test.
     pub(super) fn finish(self) -> AcceptanceReport {
         self.report
@@ -172,6 +201,9 @@ impl TestBed {
             _ => "restoring the topology that ran before",
         });
         self.returned().await?;
+        // Before anything is unloaded: what cannot be restored must not cost what serves now.
+        let cluster = Cluster::dial(&self.known).await.with_known("").await;
+        self.check_replaced(&cluster)?;
         self.clear().await?;
         let cluster = Cluster::dial(&self.known).await;
         for replaced in &self.report.replaced {
@@ -188,7 +220,7 @@ impl TestBed {
 fn session_of(cluster: &Cluster, name: &str) -> Result<Arc<Session>, Failure> {
     let node = cluster.nodes.iter().find(|node| cluster.name(node) == name).ok_or_else(|| Failure::State {
         message: format!("cannot restore the topology that ran before: its member {} is unknown", output::clean(name)),
-        next: "run the command again with all nodes in --nodes",
+        next: "start that node and run the command again, or use another --out PATH to leave it",
     })?;
     Ok(node.session()?)
 }
@@ -207,5 +239,73 @@ fn replaced(topology: &Topology, cluster: &Cluster) -> ReplacedTopology {
     ReplacedTopology {
         wanted: DesiredTopology::again(topology, topology.members.len()),
         members: topology.members.iter().map(|member| member.name.clone()).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use assignment::fixtures;
+    use topology::{Layout, Member};
+
+    use super::*;
+    use crate::client::fake_node::{FakeNode, Script};
+
+    /// A topology of these members.
+    fn topology_of(model: &str, members: &[(&str, &str)]) -> Topology {
+        let sample = fixtures::topology();
+        let members = members.iter().map(|(name, address)| {
+            let (name, address) = ((*name).to_owned(), (*address).to_owned());
+            Member { name, address, ..sample.members[0].clone() }
+        });
+        let members: Vec<Member> = members.collect();
+        let layout = Layout::tensor_parallel(members.len() as u16);
+        Topology { layout, members, model: model.into(), ..sample }
+    }
+
+    /// A bed of one node after a test that replaced this topology and did not restore it.
+    fn bed_after(node: &FakeNode, left: &Topology, folder: &tempfile::TempDir) -> TestBed {
+        let mut report = AcceptanceReport::new("m.gguf", vec!["pi1".into()], 0);
+        report.replaced.push(ReplacedTopology {
+            wanted: DesiredTopology::again(left, left.members.len()),
+            members: left.members.iter().map(|member| member.name.clone()).collect(),
+        });
+        let files = ReportFiles::new(&folder.path().join("report"));
+        TestBed::new(vec![("pi1".into(), node.address.clone())], report, files)
+    }
+
+    #[tokio::test]
+    async fn nothing_is_unloaded_for_a_topology_that_cannot_be_restored() {
+        let folder = tempfile::tempdir().expect("create a temporary folder");
+        let node = FakeNode::start("pi1", Script::default()).await;
+        let own = ("pi1", node.address.as_str());
+        node.serves(&topology_of("now.gguf", &[own]), 0, true);
+        let before = topology_of("before.gguf", &[own, ("pi9", "127.0.0.1:1")]);
+        let mut bed = bed_after(&node, &before, &folder);
+        let failure = bed.restore().await.expect_err("pi9 is unknown");
+        assert!(failure.to_string().contains("pi9"), "{failure}");
+        assert_eq!(node.asked(), [""; 0]);
+        assert_eq!(bed.report.replaced.len(), 1, "a later run may restore it");
+    }
+
+    #[tokio::test]
+    async fn forgotten_topology_is_not_restored() {
+        let folder = tempfile::tempdir().expect("create a temporary folder");
+        let node = FakeNode::start("pi1", Script::default()).await;
+        let [before, now] =
+            ["before.gguf", "now.gguf"].map(|model| topology_of(model, &[("pi1", node.address.as_str())]));
+        node.serves(&before, 0, true);
+        let mut bed = bed_after(&node, &before, &folder);
+        assert!(bed.serves_replaced(&Cluster::dial(&bed.addresses()).await), "it is restored already");
+        node.serves(&now, 0, true);
+        assert!(!bed.serves_replaced(&Cluster::dial(&bed.addresses()).await), "another one serves");
+        bed.forget_replaced();
+        bed.restore().await.expect("there is nothing to do");
+        assert_eq!(node.asked(), [""; 0]);
+        // The fake node never releases its shard, so this ends when it is asked to.
+        tokio::select! {
+            result = bed.clear() => result.expect("the node unloads it"),
+            () = node.await_asked("unload") => {}
+        }
+        assert_eq!(bed.report.replaced[0].wanted.model, "now.gguf", "the first step saves what serves now");
     }
 }

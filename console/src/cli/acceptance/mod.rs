@@ -2,6 +2,7 @@
 //! replaced during the test and restored afterwards. Finished steps are kept in the report's file and not repeated.
 mod answers;
 mod bed;
+mod earlier;
 mod file;
 mod links;
 mod llama;

@@ -3,7 +3,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
-use super::{Acceptance, bed::TestBed, file::ReportFiles, llama, nodes::share_a_machine, recovery};
+use super::{Acceptance, bed::TestBed, earlier, file::ReportFiles, llama, nodes::share_a_machine, recovery};
 use crate::{
     cli::{Failure, model::provide::Supply, shared::output, topology::ensure::Reached},
     operator::acceptance::{
@@ -67,6 +67,7 @@ pub(super) async fn prepare(options: &Acceptance, files: &ReportFiles) -> Result
             bed.report.give_up(*step, 0.0, reason);
         }
     }
+    earlier::settle(options, &reached, &mut bed).await?;
     if !consent(options, &reached, &bed, &planned).await? {
         return Ok(None);
     }
@@ -110,13 +111,19 @@ async fn consent(
         output::note("no step is left to run; repeat finished steps with --again STEP");
         return Ok(true);
     }
-    let losses = reached.losses(None).filter(|_| steps.iter().any(|step| step.replaces_topology()));
-    let interrupts = match &losses {
-        Some((lost, _)) => {
+    let replaces = steps.iter().any(|step| step.replaces_topology());
+    let restored = earlier::words(&bed.report.replaced);
+    let losses = reached.losses(None).filter(|_| replaces || restored.is_some());
+    let interrupts = match (&losses, restored) {
+        (Some((lost, _)), Some(restored)) => {
+            format!("unloads {lost}, ends its running requests, and restores {restored} afterwards")
+        }
+        (Some((lost, _)), None) => {
             format!("replaces {lost} during the test, ends its running requests, and restores it afterwards")
         }
-        None if steps.iter().any(|step| step.replaces_topology()) => "leaves the nodes idle, as they are now".into(),
-        None => "interrupts nothing".into(),
+        (None, Some(restored)) => format!("restores {restored} afterwards, which an earlier run replaced"),
+        (None, None) if replaces => "leaves the nodes idle, as they are now".into(),
+        (None, None) => "interrupts nothing".into(),
     };
     let question = format!("Run {} steps, about {}? This {interrupts}.", steps.len(), duration(seconds as f64));
     options.consent.obtain(&question, &object(planned, seconds, losses.map(|(_, object)| object)), options.json).await
