@@ -80,12 +80,13 @@ pub(super) fn on_planned(state: &mut State) -> Vec<Effect> {
     assign_to(state, wanted, members, true)
 }
 
-/// Whether an assignment would replace another topology: one that serves, or at the start also one that broke and may
-/// recover.
+/// Whether an assignment would replace a topology that serves or, at the start, another one that broke and may recover.
+/// At the start, a serving topology does not meet the request, or it would have been reused: its settings differ, even
+/// with the same layout and model. Unless it serves, the same layout and model restore it.
 fn replaces(state: &State, wanted: &DesiredTopology, is_start: bool) -> bool {
     let Some((topology, _)) = state.cluster.topology() else { return false };
     let is_same = topology.layout == wanted.layout && topology.model == wanted.model;
-    !is_same && (is_start || state.cluster.is_ready())
+    if is_start { !is_same || state.cluster.is_ready() } else { !is_same && state.cluster.is_ready() }
 }
 
 #[cfg(test)]

@@ -1,10 +1,14 @@
-//! Tests of a start that leaves the layout to the planner.
+//! Tests of a start: when it asks, and how it leaves the layout to the planner.
+use common::precision::KvFormat;
+use telemetry::NodeState;
+
 use super::*;
 use crate::{
-    fixtures::{NODES, Story, idle, sizes, wanted},
+    fixtures::{NODES, Story, idle, running, sizes, wanted},
     keymap::KeyCode,
     operator::desired::TopologyRequest,
     operator::planner_query::{PlannerAnswer, PlannerQuery},
+    state::operation::Question,
     update::event::ClientEvent,
 };
 
@@ -119,4 +123,25 @@ fn lost_node_delays_the_assignment_until_it_is_back() {
     assert_eq!(story.effects, []);
     connect(&mut story, 1..2);
     assert_eq!(assigned(&story), 2);
+}
+
+#[test]
+fn other_settings_replace_a_serving_topology_only_after_a_question() {
+    for (state, is_asked) in [(NodeState::Ready, true), (NodeState::Faulted, false)] {
+        let other = DesiredTopology { kv: KvFormat::Q8, ..wanted() };
+        let mut story = Story::begin();
+        story.state.plan.requested = Some(TopologyRequest::from(&other));
+        story.state.plan.desired = Some(other.clone());
+        for node in 0..NODES {
+            story.connected(node).report(node, running(node, state, false));
+        }
+        let members: Vec<usize> = (0..NODES).collect();
+        let question = story.state.operations.dialog.take().map(|dialog| dialog.question);
+        if is_asked {
+            assert_eq!((question, story.effects.len()), (Some(Question::Assign { wanted: other, members }), 0));
+        } else {
+            // It is restored.
+            assert_eq!((question, story.effects), (None, vec![Effect::Assign { wanted: other, members }]));
+        }
+    }
 }

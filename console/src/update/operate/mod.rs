@@ -18,8 +18,9 @@ use crate::{
         AssignmentStatus, State,
         clean::clean_line,
         command::NodeWord,
+        editor::Editor,
         node::Node,
-        operation::{Dialog, Operation, Question},
+        operation::{Dialog, Operation, Question, is_dangerous},
     },
     update::effect::Effect,
     update::event::OperateEvent,
@@ -275,11 +276,19 @@ pub(super) fn insert(state: &mut State, text: &str) {
 
 /// Enter: confirms, if all required text has been typed.
 fn answer(state: &mut State) -> Vec<Effect> {
+    let is_grave = match state.operations.dialog.as_ref().map(|dialog| &dialog.question) {
+        Some(Question::Out { node, how }) => is_dangerous(state, *node, *how),
+        _ => false,
+    };
     let Some(dialog) = &mut state.operations.dialog else { return Vec::new() };
     if dialog.reason.as_ref().is_some_and(|reason| reason.text().trim().is_empty()) {
         dialog.in_name = false;
         dialog.error = Some("type a reason: other operators see it in the status".to_owned());
         return Vec::new();
+    }
+    // It may have become dangerous since the dialog was opened.
+    if is_grave && dialog.name.is_none() {
+        dialog.name = Some(Editor::default());
     }
     if let (Question::Out { node, .. }, Some(name)) = (&dialog.question, &dialog.name) {
         let expected = state.cluster.nodes.get(*node).map_or("", |node| node.name());

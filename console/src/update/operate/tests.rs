@@ -273,6 +273,22 @@ fn excluding_the_last_serving_node_needs_its_name() {
 }
 
 #[test]
+fn exclusion_that_became_dangerous_needs_the_name() {
+    let mut story = ready();
+    press(&mut story, 'x').on(Event::Paste("sd card".to_owned()));
+    let dialog = |story: &Story| story.state.operations.dialog.clone().expect("the dialog is open");
+    assert_eq!(dialog(&story).name, None, "three nodes remain");
+    let mut exclusions = Exclusions::default();
+    (1..NODES).for_each(|node| exclusions.say(&name(node), &address(node), Some("x"), "me"));
+    story.report(0, NodeReport { exclusions, ..running(0, NodeState::Ready, false) }).key(KeyCode::Enter);
+    let asked = dialog(&story);
+    assert!(asked.in_name && asked.error.is_some_and(|error| error.contains("type pi0")) && story.effects.is_empty());
+    story.on(Event::Paste("pi0".to_owned())).key(KeyCode::Enter);
+    let (reason, how) = ("sd card".to_owned(), Removal::Exclude);
+    assert_eq!(story.effects, [Effect::Operate(OperatorCommand::Out { node: 0, reason, how })]);
+}
+
+#[test]
 fn cordoned_node_takes_no_prompt_and_offers_every_next_step() {
     let mut story = ready();
     press(&mut story, 'c').on(Event::Paste("fan".to_owned()));
