@@ -264,3 +264,30 @@ fn member_that_missed_an_unload_unloads_when_it_is_back() {
     assign(&cluster, &[0, 1], MODELS[0]);
     wait_until("the same topology serves again", || served(&address) == MODELS[..1]);
 }
+
+#[test]
+fn node_commands_change_the_group_of_their_node_only() {
+    let folder = models();
+    let cluster = Cluster::with(4, folder.path(), "recover = true\n");
+    assign(&cluster, &[0, 1], MODELS[0]);
+    assign(&cluster, &[2, 3], MODELS[1]);
+    let nodes = cluster.nodes();
+    let order = |words: &[&str]| cluster.console(&[words, &["--nodes", &nodes, "--json"]].concat());
+    let confirmed = |words: &[&str]| {
+        let out = order(&[words, &["--yes"]].concat());
+        assert_eq!(out.code, Some(0), "{words:?}: {} {}", out.out, out.err);
+        out.json()
+    };
+    let held = |node: usize| (cluster.status(node)["topology"].clone(), cluster.status(node)["epoch"].clone());
+    let other = held(2);
+    let check = order(&["node", "check", "pi1"]);
+    assert_eq!(check.json()["member"], true, "{}", check.out);
+    // The only replica of its model.
+    assert_eq!(confirmed(&["node", "cordon", "pi1", "--reason", "fan", "--drain"])["state"], "drained");
+    confirmed(&["node", "uncordon", "pi1"]);
+    assert_eq!(confirmed(&["node", "exclude", "pi1", "--reason", "fan"])["topology"], "tp1");
+    assert!(!text(&post(&beside(&cluster.addresses[1]), "/v1/completions", &body(MODELS[0], 1)).good()).is_empty());
+    assert_eq!(confirmed(&["node", "include", "pi1"])["topology"], "tp2");
+    order(&["node", "replace", "pi1", &cluster.addresses[3], "--yes"]).assert_error(4, "state", &["pi4", MODELS[1]]);
+    assert_eq!((held(2), held(3)), (other.clone(), other), "the other model is left alone");
+}

@@ -107,7 +107,9 @@ impl Cluster {
     pub fn is_cordoned(&self, node: &ClusterNode) -> bool {
         let name = self.name(node);
         self.exclusion(node).is_some()
-            && self.topology().is_some_and(|(topology, _)| topology.members.iter().any(|member| member.name == name))
+            && self
+                .topology_of(name)
+                .is_some_and(|group| group.topology.members.iter().any(|member| member.name == name))
     }
 
     /// The entries of excluded nodes.
@@ -151,8 +153,8 @@ impl Cluster {
         if let Some(report) = node.report() {
             return &report.name;
         }
-        let members = self.topology().map(|(topology, _)| topology.members.as_slice()).unwrap_or_default();
-        let member = members.iter().find(|member| member.address == node.address);
+        let topologies = self.topologies().into_iter().map(|(topology, _)| topology);
+        let member = topologies.flat_map(|topology| &topology.members).find(|member| member.address == node.address);
         let known = member.map(|member| member.name.as_str());
         let entry = self.exclusions.0.iter().find(|entry| entry.address == node.address);
         known.or(entry.map(|entry| entry.node.as_str())).unwrap_or(&node.address)
@@ -187,6 +189,24 @@ impl Cluster {
         found
     }
 
+    /// The topologies that nodes hold, each with its group of nodes. An excluded node may still hold an earlier one, whose
+    /// members have gone on to another: that one is left out.
+    pub fn groups(&self) -> Vec<Group<'_>> {
+        let mut groups: Vec<Group<'_>> = Vec::new();
+        for (topology, reports) in self.topologies() {
+            let is_over = groups.iter().any(|later| topology.members.iter().any(|member| later.has(&member.name)));
+            if !is_over {
+                groups.push(Group { topology, reports });
+            }
+        }
+        groups
+    }
+
+    /// The group of a node: it is a member of its topology, or of the desired one that this approximates.
+    pub fn topology_of(&self, name: &str) -> Option<Group<'_>> {
+        self.groups().into_iter().find(|group| group.has(name) || group.wants(name))
+    }
+
     /// The desired topology, if the current one only approximates it.
     pub fn desired(&self) -> Option<&Topology> {
         let (_, reports) = self.topology()?;
@@ -195,16 +215,14 @@ impl Cluster {
 
     /// Whether every member of the topology is reachable and serves it.
     pub fn is_serving(&self) -> bool {
-        self.topology().is_some_and(|(topology, reports)| {
-            reports.iter().filter(|report| report.state.serves()).count() == topology.members.len()
-        })
+        self.groups().first().is_some_and(Group::is_serving)
     }
 
     /// Dials nodes that were not given but belong to the cluster: the members of the topology, and node `who` if
     /// another node has its address.
     pub async fn with_known(mut self, who: &str) -> Self {
-        let members = self.topology().map_or(&[][..], |(topology, _)| &topology.members);
-        let members = members.iter().map(|member| (&member.name, &member.address));
+        let topologies = self.topologies().into_iter().map(|(topology, _)| topology);
+        let members = topologies.flat_map(|topology| &topology.members).map(|member| (&member.name, &member.address));
         let entries = self
             .exclusions
             .0
@@ -258,6 +276,37 @@ impl Cluster {
         }
         let results = told.join_all().await;
         results.into_iter().filter_map(|(address, result)| Some((address, result.err()?))).collect()
+    }
+}
+
+/// A topology and the nodes that hold it.
+#[derive(Clone, Debug)]
+pub struct Group<'c> {
+    /// The topology.
+    pub topology: &'c Topology,
+    /// The reports of its reachable members.
+    pub reports: Vec<&'c NodeReport>,
+}
+
+impl<'c> Group<'c> {
+    /// Whether a node is a member of the topology.
+    pub fn has(&self, name: &str) -> bool {
+        self.topology.members.iter().any(|member| member.name == name)
+    }
+
+    /// The desired topology, if this one only approximates it.
+    pub fn desired(&self) -> Option<&'c Topology> {
+        self.reports.iter().find_map(|report| report.desired.as_deref())
+    }
+
+    /// Whether a node is a member of the desired topology.
+    fn wants(&self, name: &str) -> bool {
+        self.desired().is_some_and(|desired| desired.members.iter().any(|member| member.name == name))
+    }
+
+    /// Whether every member is reachable and serves.
+    pub fn is_serving(&self) -> bool {
+        self.reports.iter().filter(|report| report.state.serves()).count() == self.topology.members.len()
     }
 }
 

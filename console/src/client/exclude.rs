@@ -13,7 +13,7 @@ use topology::{Exclusion, Member, Topology};
 
 use super::{
     assign::{Assigned, Next, assign_as, assign_until, identify_on_any, report},
-    cluster::{Cluster, ClusterNode},
+    cluster::{Cluster, ClusterNode, Group},
     event::OperateEvent,
     session::{Session, own_name},
 };
@@ -79,7 +79,10 @@ pub async fn exclude_until(
         Err(fault) => {
             if stop.is_cancelled() && reason.is_some() {
                 subject.put(&mut cluster, Exclusion { is_cordon: true, ..subject.entry(reason) }, tell).await;
-            } else if cluster.serves() {
+            } else if cluster
+                .topology_of(&subject.name)
+                .map_or(cluster.serves(), |own| cluster.has_serving(own.topology))
+            {
                 // Heads refuse requests while a member is excluded, so a failed command must revert the exclusion to
                 // keep the cluster serving.
                 subject.take_back(&mut cluster, tell).await;
@@ -149,7 +152,7 @@ impl Subject {
 
     /// The address of the head of its replica, as listed.
     fn head(&self, cluster: &Cluster) -> Option<String> {
-        let (topology, _) = cluster.topology()?;
+        let Group { topology, .. } = cluster.topology_of(&self.name)?;
         let place = topology.members.iter().position(|member| member.name == self.name)?;
         let replica = topology.layout.replica_of(MemberIndex(place as u16));
         let head = &topology.members[topology.layout.members(replica).start].name;
@@ -207,7 +210,8 @@ impl Subject {
     }
 }
 
-/// Assigns the desired topology to its included members, with or without the subject; `None` if nothing has to change.
+/// Assigns the desired topology of the subject's group to its included members, with or without the subject; `None` if nothing
+/// has to change. Groups with other models are left alone.
 async fn assign_rest(
     cluster: &Cluster,
     subject: &Subject,
@@ -215,8 +219,12 @@ async fn assign_rest(
     stop: &CancellationToken,
     tell: &(dyn Fn(OperateEvent) + Sync),
 ) -> Result<Option<Assigned>, Fault> {
-    let Some((topology, reports)) = cluster.topology() else { return Ok(None) };
-    let desired = cluster.desired().unwrap_or(topology);
+    let mut groups = cluster.groups();
+    // The only topology may have been assigned while the subject was excluded.
+    let only = if groups.len() == 1 { groups.pop() } else { None };
+    let Some(group) = cluster.topology_of(&subject.name).or(only) else { return Ok(None) };
+    let desired = group.desired().unwrap_or(group.topology);
+    let Group { topology, reports } = group;
     let is_subject = |member: &Member| member.name == subject.name || member.address == subject.address;
     let is_member = topology.members.iter().any(is_subject);
     if is_member == joins {
@@ -238,7 +246,7 @@ async fn assign_rest(
         .filter(|member: &&Member| reports.iter().any(|report| report.name == member.name))
         .count()
         > topology.members.len();
-    let goes_on = has_majority || cluster.serves();
+    let goes_on = has_majority || cluster.has_serving(topology);
     let mut stay = Vec::new();
     for (index, member) in desired.members.iter().enumerate().filter(|(_, member)| stays(member)) {
         let known = cluster.find(&member.name).or_else(|| cluster.find(&member.address));
@@ -361,7 +369,7 @@ pub async fn drain_until(
     stop: &CancellationToken,
     tell: &(dyn Fn(OperateEvent) + Sync),
 ) -> Result<bool, Fault> {
-    let Some((topology, _)) = cluster.topology() else { return Ok(true) };
+    let Some(Group { topology, .. }) = cluster.topology_of(name) else { return Ok(true) };
     let Some(place) = topology.members.iter().position(|member| member.name == name) else { return Ok(true) };
     let replica = topology.layout.replica_of(MemberIndex(place as u16));
     let head = &topology.members[topology.layout.members(replica).start].name;

@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep};
 
 use super::{
     assign::{assign, report},
-    cluster::Cluster,
+    cluster::{Cluster, Group},
     event::{AssignEvent, OperateEvent, RestartStep},
     identify::unexpected,
     session::{self, Session},
@@ -98,11 +98,11 @@ fn check(cluster: &Cluster, node: usize) -> Result<Option<(DesiredTopology, Vec<
     if let Some(report) = cluster.nodes[node].report().filter(|report| !report.supervised) {
         return Err(Fault::new(&report.name, FaultKind::Unsupervised));
     }
-    let Some((topology, reports)) = cluster.topology() else { return Ok(None) };
-    if place_is_outside(cluster, node, topology) {
-        return Ok(None);
-    }
-    if !cluster.is_serving() {
+    let name = cluster.name(&cluster.nodes[node]);
+    let Some(group) = cluster.topology_of(name).filter(|group| group.has(name)) else { return Ok(None) };
+    let is_serving = group.is_serving();
+    let Group { topology, reports } = group;
+    if !is_serving {
         let broken = reports.iter().find_map(|report| report.fault.clone());
         let state = reports.first().map_or("idle", |report| report.state.name()).to_owned();
         let head = topology.members.first().map_or("?", |head| head.name.as_str());
@@ -118,11 +118,6 @@ fn check(cluster: &Cluster, node: usize) -> Result<Option<(DesiredTopology, Vec<
         Fault::new(cluster.name(&cluster.nodes[node]), FaultKind::ParameterInvalid { reason })
     })?;
     Ok(Some((DesiredTopology::again(topology, members.len()), members)))
-}
-
-fn place_is_outside(cluster: &Cluster, node: usize, topology: &topology::Topology) -> bool {
-    let name = cluster.name(&cluster.nodes[node]);
-    topology.members.iter().all(|member| member.name != name)
 }
 
 /// Waits until the node has drained and closed its session.

@@ -2,7 +2,7 @@
 use std::time::Duration;
 
 use common::{fault::Fault, ids::Epoch};
-use topology::{Exclusion, Exclusions, Rolling, Topology, rolling};
+use topology::{Exclusion, Exclusions, Member, Rolling, Topology, rolling};
 
 use super::{node::Node, sync};
 use assignment::desired::least_loaded;
@@ -71,6 +71,34 @@ impl ClusterState {
             _ => None,
         };
         reported.chain(assigned).max_by_key(|(_, epoch)| *epoch)
+    }
+
+    /// The topologies of groups of nodes, beginning with [`Self::topology`]. An earlier one, whose members have gone on to
+    /// another, is left out.
+    pub fn groups(&self) -> Vec<&Topology> {
+        let reports = self.nodes.iter().filter_map(|node| node.report.as_ref());
+        let mut reported: Vec<_> = reports
+            .filter_map(|report| {
+                report.topology.as_ref().map(|(known, ..)| (known, report.state.serves(), report.epoch))
+            })
+            .collect();
+        reported.sort_by_key(|(_, serves, epoch)| std::cmp::Reverse((*serves, *epoch)));
+        let mut groups: Vec<&Topology> = Vec::new();
+        for topology in self.topology().map(|(first, _)| first).into_iter().chain(reported.iter().map(|one| one.0)) {
+            let is_over = groups.iter().any(|later| {
+                topology.members.iter().any(|member| later.members.iter().any(|other| other.name == member.name))
+            });
+            if !is_over {
+                groups.push(topology);
+            }
+        }
+        groups
+    }
+
+    /// The topology of the group of a node.
+    pub fn topology_of(&self, node: &Node) -> Option<&Topology> {
+        let is_it = |member: &Member| member.name == node.name() || member.address == node.address;
+        self.groups().into_iter().find(|topology| topology.members.iter().any(is_it))
     }
 
     /// A node's index among the members of the topology.

@@ -3,16 +3,22 @@
 use common::{ids::MemberIndex, units::Bytes};
 use planner::replan::{Now, Outlook, ok_to_stop};
 use telemetry::NodeReport;
-use topology::Topology;
+use topology::{Member, Topology};
 
-use crate::state::{State, node::NodeStatus, plan::Planning};
+use crate::state::{
+    State,
+    node::{Node, NodeStatus},
+    plan::Planning,
+};
 
-/// The outlook of the running topology without the node at this list index; `None` if the node holds no shard of it.
+/// The outlook of a running topology without its member at this list index; `None` if the node holds no shard.
 pub fn outlook(state: &State, place: usize) -> Option<Outlook> {
-    let (topology, _) = state.cluster.topology()?;
-    let leaving = state.cluster.member_of(state.cluster.nodes.get(place)?)?;
-    let now = (0..topology.members.len()).map(|member| {
-        let node = state.cluster.node_of(member);
+    let nodes = &state.cluster.nodes;
+    let topology = state.cluster.topology_of(nodes.get(place)?)?;
+    let is_at = |member: &Member, node: &Node| member.name == node.name() || member.address == node.address;
+    let leaving = topology.members.iter().position(|member| is_at(member, &nodes[place]))?;
+    let now = topology.members.iter().map(|member| {
+        let node = nodes.iter().find(|node| is_at(member, node));
         let standing = node.map(|node| node.status(state.now));
         let report = node.and_then(|node| node.report.as_ref());
         let shard = report.map_or(Bytes(0), |report| report.shard);
@@ -24,7 +30,7 @@ pub fn outlook(state: &State, place: usize) -> Option<Outlook> {
         }
     });
     let now: Vec<Now> = now.collect();
-    let desired = self::desired(state).unwrap_or(topology);
+    let desired = desired_of(state, topology).unwrap_or(topology);
     let sizes = match &state.plan.answer {
         Planning::Done(planned) if planned.ask.model == topology.model => Some(&planned.sizes),
         _ => None,
@@ -34,7 +40,10 @@ pub fn outlook(state: &State, place: usize) -> Option<Outlook> {
 
 /// The desired topology, if the running one only approximates it.
 pub fn desired(state: &State) -> Option<&Topology> {
-    let (running, _) = state.cluster.topology()?;
+    desired_of(state, state.cluster.topology()?.0)
+}
+
+fn desired_of<'s>(state: &'s State, running: &Topology) -> Option<&'s Topology> {
     state
         .cluster
         .nodes

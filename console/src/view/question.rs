@@ -1,6 +1,6 @@
 //! Texts of the dialogs: the exact effect of an operation, the nodes affected, and the remaining capacity.
 use common::{ids::MemberIndex, units::Bytes};
-use topology::rolling::Phase;
+use topology::{Topology, rolling::Phase};
 
 use crate::{
     catalogue::CatalogueFile,
@@ -9,6 +9,7 @@ use crate::{
     state::{
         State,
         clean::clean_line,
+        node::Node,
         operation::{Dialog, Operation, Question, is_dangerous},
         plan::preview,
         what_if::outlook,
@@ -262,40 +263,51 @@ fn take_in(state: &State, node: usize) -> (String, Vec<Paragraph>) {
     (format!("Include {who}"), vec![plain(because), plain(then)])
 }
 
+/// The running topologies that end if these nodes get another one.
+fn replaced<'s>(state: &'s State, members: &[usize]) -> Vec<&'s Topology> {
+    let mut groups = state.cluster.groups();
+    groups.retain(|topology| {
+        let mut nodes = members.iter().filter_map(|node| state.cluster.nodes.get(*node));
+        nodes.any(|node| topology.members.iter().any(|one| one.name == node.name() || one.address == node.address))
+    });
+    groups
+}
+
 fn assign(state: &State, wanted: &DesiredTopology, members: &[usize]) -> Vec<Paragraph> {
     let layout = wanted.layout;
-    let runs = state.cluster.topology().map(|(topology, _)| topology);
-    let mut now = match runs {
-        Some(topology) if topology.layout == layout && topology.model == wanted.model => {
-            format!("{} already runs as {layout}; where that is still so, nothing changes.", wanted.model)
+    let replaced = replaced(state, members);
+    let mut now = match &replaced[..] {
+        [] if state.cluster.topology().is_none() => format!("{layout} of {}; nothing is running now.", wanted.model),
+        [] => format!("{layout} of {}; these nodes serve nothing now, and what others serve continues.", wanted.model),
+        [only] if only.layout == layout && only.model == wanted.model => {
+            format!("{} already runs as {layout}; where that is still so, with the same settings, nothing changes.", wanted.model)
         }
-        Some(topology) => {
-            format!("{} of {} is replaced by {layout} of {}.", topology.layout, topology.model, wanted.model)
+        several => {
+            let list: Vec<String> = several.iter().map(|one| format!("{} of {}", one.layout, one.model)).collect();
+            let verb = if list.len() > 1 { "are" } else { "is" };
+            format!("{} {verb} replaced by {layout} of {}.", list.join(" and "), wanted.model)
         }
-        None => format!("{layout} of {}; nothing is running now.", wanted.model),
     };
-    now += &runs
-        .map(|topology: &topology::Topology| {
-            let new = members.iter().copied().filter(|node| {
-                let node = &state.cluster.nodes[*node];
-                state.cluster.member_of(node).is_none()
-            });
-            let new: Vec<usize> = new.collect();
-            let gone = (0..topology.members.len()).filter(|member| {
-                let place = state.cluster.place_of(*member);
-                place.is_none_or(|place| !members.contains(&place))
-            });
-            let gone: Vec<&str> = gone.map(|member| topology.members[member].name.as_str()).collect();
-            let part =
-                |word: &str, list: String| if list.is_empty() { String::new() } else { format!(" {word} {list}.") };
-            part("New:", names(state, &new)) + &part("No longer:", gone.join(", "))
-        })
-        .unwrap_or_default();
+    if !replaced.is_empty() {
+        let was = |node: &Node| {
+            let mut all = replaced.iter().flat_map(|topology| &topology.members);
+            all.any(|member| member.name == node.name() || member.address == node.address)
+        };
+        let new: Vec<usize> = members.iter().copied().filter(|node| !was(&state.cluster.nodes[*node])).collect();
+        let stays = |name: &str| members.iter().any(|node| state.cluster.nodes[*node].name() == name);
+        let all = replaced.iter().flat_map(|topology| &topology.members);
+        let gone: Vec<&str> = all.map(|member| member.name.as_str()).filter(|name| !stays(name)).collect();
+        let part = |word: &str, list: String| if list.is_empty() { String::new() } else { format!(" {word} {list}.") };
+        now += &(part("New:", names(state, &new)) + &part("No longer:", gone.join(", ")));
+    }
     let head =
         layout.heads().filter_map(|MemberIndex(head)| members.get(usize::from(head)).copied()).collect::<Vec<_>>();
-    let requests: u32 =
-        state.cluster.nodes.iter().filter_map(|node| node.report.as_ref()).map(|report| report.requests).sum();
-    let is_other_model = runs.is_some_and(|topology| topology.model != wanted.model);
+    let ending = replaced.iter().flat_map(|topology| &topology.members);
+    let requests: u32 = ending
+        .filter_map(|member| state.cluster.nodes.iter().find(|node| node.name() == member.name)?.report.as_ref())
+        .map(|report| report.requests)
+        .sum();
+    let is_other_model = replaced.iter().any(|topology| topology.model != wanted.model);
     let cut = match requests {
         0 => "No request is running.".to_owned(),
         count if is_other_model => format!("{count} running requests end, because another model would answer."),

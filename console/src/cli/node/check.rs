@@ -32,23 +32,24 @@ pub(super) async fn run(options: Check) -> Result<u8, Failure> {
     let mut interrupts = Interrupts::listen()?;
     let cluster = interrupts.end(async { Ok::<_, Failure>(dial(&options.nodes, None).await) }).await?;
     let name = cluster.name(&cluster.nodes[find(&cluster, &options.node)?]).to_owned();
-    let topology = cluster.topology().map(|(topology, _)| topology.clone());
-    let place = topology.as_ref().and_then(|all| all.members.iter().position(|member| member.name == name));
-    let (Some(topology), Some(place)) = (topology, place) else {
+    let group = cluster.topology_of(&name);
+    let place = group.as_ref().and_then(|own| own.topology.members.iter().position(|member| member.name == name));
+    let (Some(group), Some(place)) = (group, place) else {
         let text = format!("{} holds no shard of the running topology and can be stopped", output::clean(&name));
         let object = json!({"node": name, "ok": true, "member": false});
         output::line(&if options.json { object.to_string() } else { text });
         return Ok(0);
     };
+    let topology = group.topology;
     let standings = standings(&cluster).await;
     let standings: Vec<&Standing> = standings.iter().flatten().map(|(_, standing)| standing).collect();
     let all: Vec<replan::Now> = topology.members.iter().map(|member| now(member, &standings)).collect();
-    let desired = cluster.desired().unwrap_or(&topology).clone();
+    let desired = group.desired().unwrap_or(topology).clone();
     let sessions: Vec<_> = cluster.nodes.iter().filter_map(|node| node.session().ok()).collect();
     let card = identify_on_any(sessions.iter().map(|session| &**session), &topology.model).await;
     let sizes = card.ok().and_then(|card| card.sizes().ok());
     let leaving = MemberIndex(place as u16);
-    let outlook = replan::ok_to_stop(&topology, &desired, leaving, &all, sizes.as_ref());
+    let outlook = replan::ok_to_stop(topology, &desired, leaving, &all, sizes.as_ref());
     let layout = outlook.layout().map(|layout| layout.to_string());
     let then: Option<Vec<&str>> =
         outlook.topology.as_ref().ok().map(|all| all.members.iter().map(|member| member.name.as_str()).collect());

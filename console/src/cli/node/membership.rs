@@ -32,9 +32,12 @@ use crate::{
     operator::desired::DesiredTopology,
 };
 
-/// The running topology.
-fn running(cluster: &Cluster) -> Result<&Topology, Failure> {
-    let running = cluster.topology().map(|(topology, _)| topology);
+/// The running topology: that of the group with this node, if one is named.
+fn running<'c>(cluster: &'c Cluster, of: Option<&str>) -> Result<&'c Topology, Failure> {
+    let running = match of {
+        Some(name) => cluster.topology_of(name).map(|group| group.topology),
+        None => cluster.topology().map(|(topology, _)| topology),
+    };
     running.ok_or_else(|| Failure::State {
         message: "no topology runs on these nodes".to_owned(),
         next: "load a model with console run MODEL, or console topology assign FILE",
@@ -43,7 +46,7 @@ fn running(cluster: &Cluster) -> Result<&Topology, Failure> {
 
 /// The running topology, and the sessions of its members in member order, except that of `leaving`.
 fn serving(cluster: &Cluster, leaving: Option<&str>) -> Result<(Topology, Vec<Arc<Session>>), Failure> {
-    let topology = running(cluster)?;
+    let topology = running(cluster, leaving)?;
     let staying = topology.members.iter().filter(|member| Some(member.name.as_str()) != leaving);
     let sessions = staying.map(|member| session_of(cluster, &member.name)).collect::<Result<_, _>>()?;
     Ok((topology.clone(), sessions))
@@ -82,6 +85,7 @@ pub(super) async fn join(change: Change, kept: Option<&str>) -> Result<u8, Failu
     let node = &cluster.nodes[find(&cluster, &change.node)?];
     let session = node.session()?;
     let name = session.identity.name.clone();
+    serves_nothing_else(&cluster, &name)?;
     if topology.members.iter().any(|member| member.name == name) {
         let message = format!("{} is already a member of the topology", output::clean(&name));
         return Err(Failure::State { message, next: "name the address of another node" });
@@ -144,10 +148,28 @@ pub(super) async fn leave(change: Change, kept: Option<&str>) -> Result<u8, Fail
     Ok(0)
 }
 
+/// Checks that a new node does not serve another model than the nodes that it joins: its requests would end.
+///
+/// # Errors
+/// It does.
+fn serves_nothing_else(cluster: &Cluster, name: &str) -> Result<(), Failure> {
+    let groups = cluster.groups();
+    let other = groups.iter().find(|group| group.has(name)).filter(|_| groups.len() > 1);
+    other.map_or(Ok(()), |group| Err(serves_another(name, group.topology)))
+}
+
+/// The error of a node that serves another model.
+pub(super) fn serves_another(name: &str, topology: &Topology) -> Failure {
+    let (name, model) = (output::clean(name), output::clean(&topology.model));
+    Failure::State {
+        message: format!("{name} serves {model} as {}; its requests would end", topology.layout),
+        next: "unload that model first with console topology unload, or name another node",
+    }
+}
+
 /// Whether a node is a member of the running topology, or of the desired one that it approximates.
 fn is_member(cluster: &Cluster, name: &str) -> bool {
-    let topologies = cluster.topology().map(|(topology, _)| topology).into_iter().chain(cluster.desired());
-    topologies.into_iter().any(|topology| topology.members.iter().any(|member| member.name == name))
+    cluster.topology_of(name).is_some()
 }
 
 /// Removes a node that is no member of the topology from the saved cluster, with its exclusion.

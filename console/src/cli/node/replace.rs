@@ -9,7 +9,7 @@ use topology::Topology;
 
 use super::{
     dial,
-    membership::{bring, clear, lacking, session_of, switch},
+    membership::{bring, clear, lacking, serves_another, session_of, switch},
 };
 use crate::{
     cli::{
@@ -23,6 +23,7 @@ use crate::{
         },
     },
     client::{
+        assign::report,
         cluster::Cluster,
         session::{self, Session},
         with_port,
@@ -75,6 +76,14 @@ pub(super) async fn run(options: Replace, kept: Option<&str>, key: Option<PathBu
         Err(fault) if fault.kind == FaultKind::Unclaimed => true,
         Err(fault) => return Err(fault.clone().into()),
     };
+    if let Ok(session) = &opened {
+        let found = interrupts.end(async { Ok::<_, Failure>(report(session).await?) }).await?;
+        let own = cluster.topology_of(&name).map(|group| group.topology);
+        let served = found.topology.as_ref().filter(|_| found.state.serves()).map(|(served, ..)| served);
+        if let Some(other) = served.filter(|served| own != Some(*served)) {
+            return Err(serves_another(&found.name, other));
+        }
+    }
     let question = question(&name, &options.new, topology.as_ref(), needs_key);
     let layout = topology.as_ref().map(|topology| topology.layout.on(others.len() + 1).to_string());
     let plan = json!({"old": name, "new": options.new, "adopts": needs_key, "topology": layout});
@@ -119,10 +128,13 @@ fn question(name: &str, new: &str, topology: Option<&Topology>, needs_key: bool)
 /// The topology that has the node as a member: the operator's, which the running one may only approximate after a loss.
 /// `None` if nothing runs.
 fn position(cluster: &Cluster, name: &str, address: &str) -> Result<Option<Topology>, Failure> {
-    let Some((running, _)) = cluster.topology() else { return Ok(None) };
-    let mut candidates = cluster.desired().into_iter().chain([running]);
-    let found = candidates.find(|topology: &&Topology| {
-        topology.members.iter().any(|member| member.name == name || member.address == address)
+    if cluster.topology().is_none() {
+        return Ok(None);
+    }
+    let found = cluster.topology_of(name).and_then(|group| {
+        group.desired().into_iter().chain([group.topology]).find(|topology: &&Topology| {
+            topology.members.iter().any(|member| member.name == name || member.address == address)
+        })
     });
     match found {
         Some(topology) => Ok(Some(topology.clone())),

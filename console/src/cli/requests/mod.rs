@@ -86,9 +86,12 @@ type Told = (String, Vec<RequestReport>);
 
 /// The requests of the heads of running topologies, or of all nodes if none runs.
 fn see(cluster: &Cluster, last: usize) -> Result<Seen, Failure> {
-    let heads: Vec<String> = cluster.topology().map_or_else(Vec::new, |(topology, _)| {
-        topology.layout.heads().filter_map(|head| Some(topology.members.get(head.index())?.name.clone())).collect()
-    });
+    let groups = cluster.topologies().into_iter();
+    let heads: Vec<String> = groups
+        .flat_map(|(topology, _)| {
+            topology.layout.heads().filter_map(move |head| Some(topology.members.get(head.index())?.name.clone()))
+        })
+        .collect();
     let (mut found, mut missing) = (Vec::new(), None);
     for node in &cluster.nodes {
         let name = cluster.name(node);
