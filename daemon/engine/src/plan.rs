@@ -250,7 +250,8 @@ impl Sequences {
         let is_next = (sequence.settled.1..=sequence.tokens.len()).contains(&place);
         let in_vocabulary = (token as usize) < vocabulary.min(self.limits.vocabulary_length);
         let fits = place < self.limits.context_length && place / KV_BLOCK_LENGTH < blocks;
-        if !(is_known || is_next) || !in_vocabulary || !fits {
+        let is_taken_back = !is_known && self.batch.iter().any(|one| one.slot == slot && one.position >= position);
+        if !(is_known || is_next) || !in_vocabulary || !fits || is_taken_back {
             return Err(error());
         }
         if !is_known {
@@ -382,7 +383,10 @@ impl Sequences {
         // After the prompt, a token may replace a rejected speculative token and all tokens after that.
         let is_next = (settled..=sequence.tokens.len()).contains(&place) && place < self.limits.context_length;
         let in_vocabulary = (token as usize) < self.limits.vocabulary_length;
-        if !(is_known || is_next) || !in_vocabulary || place / KV_BLOCK_LENGTH >= blocks {
+        // It replaces tokens of earlier steps, never of this one.
+        let replaces = is_next && place < sequence.tokens.len();
+        let is_taken_back = replaces && self.batch.iter().any(|one| one.slot == slot && one.position >= position);
+        if !(is_known || is_next) || !in_vocabulary || place / KV_BLOCK_LENGTH >= blocks || is_taken_back {
             return Err(error());
         }
         if is_next {
@@ -410,5 +414,54 @@ impl Constraint {
     /// Whether it holds only from a call on.
     pub fn is_lazy(&self) -> bool {
         matches!(&self.grammar, AnswerGrammar::Calls(calls) if !calls.is_required)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits {
+        slots: 1,
+        blocks: KvBlocks::alike(1),
+        window: None,
+        context_length: 32,
+        vocabulary_length: 10,
+        states: StateCount::NONE,
+    };
+
+    fn entries(list: &[(u32, u32)]) -> Vec<PlanEntry> {
+        list.iter()
+            .map(|&(position, token)| PlanEntry { slot: Slot(0), position, token, wants_logits: false })
+            .collect()
+    }
+
+    #[test]
+    fn a_step_replaces_tokens_of_earlier_steps_only() {
+        let opened = Opened {
+            slot: Slot(0),
+            sampling: SamplingParameters::default(),
+            cached: 0,
+            prompt: vec![1, 2],
+            grammar: None,
+        };
+        let first = Plan {
+            opened: vec![opened],
+            blocks: vec![(Slot(0), 0)],
+            entries: entries(&[(0, 1), (1, 2)]),
+            ..Plan::default()
+        };
+        let step = |list| Plan { entries: entries(list), ..Plan::default() };
+        let mut sequences = Sequences::new(LIMITS);
+        sequences.apply(&first).expect("it begins");
+        sequences.apply(&step(&[(2, 3), (3, 4)])).expect("they follow");
+        sequences.apply(&step(&[(2, 5), (3, 6)])).expect("rejected tokens are replaced");
+        assert_eq!(sequences.get(Slot(0)).expect("it runs").tokens, [1, 2, 5, 6]);
+        for wrong in [&[(4, 7), (2, 8)][..], &[(4, 7), (4, 8)]] {
+            assert!(sequences.clone().apply(&step(wrong)).is_err(), "{wrong:?}");
+            assert!(sequences.clone().draft(&step(wrong), 10).is_err(), "{wrong:?}");
+        }
+        let again = [(3, 6), (4, 7), (3, 6)];
+        assert!(sequences.draft(&step(&again), 10).is_ok(), "a draft model may compute a position again");
     }
 }
