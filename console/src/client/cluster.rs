@@ -191,19 +191,19 @@ impl Cluster {
 
     /// The topologies that nodes hold, each with its group of nodes. An excluded node may still hold an earlier one, whose
     /// members have gone on to another: that one is left out.
-    pub fn groups(&self) -> Vec<Group<'_>> {
-        let mut groups: Vec<Group<'_>> = Vec::new();
+    pub fn groups(&self) -> Vec<TopologyGroup<'_>> {
+        let mut groups: Vec<TopologyGroup<'_>> = Vec::new();
         for (topology, reports) in self.topologies() {
             let is_over = groups.iter().any(|later| topology.members.iter().any(|member| later.has(&member.name)));
             if !is_over {
-                groups.push(Group { topology, reports });
+                groups.push(TopologyGroup { topology, reports });
             }
         }
         groups
     }
 
     /// The group of a node: it is a member of its topology, or of the desired one that this approximates.
-    pub fn topology_of(&self, name: &str) -> Option<Group<'_>> {
+    pub fn topology_of(&self, name: &str) -> Option<TopologyGroup<'_>> {
         self.groups().into_iter().find(|group| group.has(name) || group.wants(name))
     }
 
@@ -215,7 +215,7 @@ impl Cluster {
 
     /// Whether every member of the topology is reachable and serves it.
     pub fn is_serving(&self) -> bool {
-        self.groups().first().is_some_and(Group::is_serving)
+        self.groups().first().is_some_and(TopologyGroup::is_serving)
     }
 
     /// Dials nodes that were not given but belong to the cluster: the members of the topology, and node `who` if
@@ -281,14 +281,14 @@ impl Cluster {
 
 /// A topology and the nodes that hold it.
 #[derive(Clone, Debug)]
-pub struct Group<'c> {
+pub struct TopologyGroup<'c> {
     /// The topology.
     pub topology: &'c Topology,
     /// The reports of its reachable members.
     pub reports: Vec<&'c NodeReport>,
 }
 
-impl<'c> Group<'c> {
+impl<'c> TopologyGroup<'c> {
     /// Whether a node is a member of the topology.
     pub fn has(&self, name: &str) -> bool {
         self.topology.members.iter().any(|member| member.name == name)

@@ -13,7 +13,7 @@ use topology::{Exclusion, Member, Topology};
 
 use super::{
     assign::{Assigned, Next, assign_as, assign_until, identify_on_any, report},
-    cluster::{Cluster, ClusterNode, Group},
+    cluster::{Cluster, ClusterNode, TopologyGroup},
     event::OperateEvent,
     session::{Session, own_name},
 };
@@ -152,7 +152,7 @@ impl Subject {
 
     /// The address of the head of its replica, as listed.
     fn head(&self, cluster: &Cluster) -> Option<String> {
-        let Group { topology, .. } = cluster.topology_of(&self.name)?;
+        let TopologyGroup { topology, .. } = cluster.topology_of(&self.name)?;
         let place = topology.members.iter().position(|member| member.name == self.name)?;
         let replica = topology.layout.replica_of(MemberIndex(place as u16));
         let head = &topology.members[topology.layout.members(replica).start].name;
@@ -224,7 +224,7 @@ async fn assign_rest(
     let only = if groups.len() == 1 { groups.pop() } else { None };
     let Some(group) = cluster.topology_of(&subject.name).or(only) else { return Ok(None) };
     let desired = group.desired().unwrap_or(group.topology);
-    let Group { topology, reports } = group;
+    let TopologyGroup { topology, reports } = group;
     let is_subject = |member: &Member| member.name == subject.name || member.address == subject.address;
     let is_member = topology.members.iter().any(is_subject);
     if is_member == joins {
@@ -369,7 +369,7 @@ pub async fn drain_until(
     stop: &CancellationToken,
     tell: &(dyn Fn(OperateEvent) + Sync),
 ) -> Result<bool, Fault> {
-    let Some(Group { topology, .. }) = cluster.topology_of(name) else { return Ok(true) };
+    let Some(TopologyGroup { topology, .. }) = cluster.topology_of(name) else { return Ok(true) };
     let Some(place) = topology.members.iter().position(|member| member.name == name) else { return Ok(true) };
     let replica = topology.layout.replica_of(MemberIndex(place as u16));
     let head = &topology.members[topology.layout.members(replica).start].name;

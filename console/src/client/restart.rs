@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep};
 
 use super::{
     assign::{assign, report},
-    cluster::{Cluster, Group},
+    cluster::{Cluster, TopologyGroup},
     event::{AssignEvent, OperateEvent, RestartStep},
     identify::unexpected,
     session::{self, Session},
@@ -101,7 +101,7 @@ fn check(cluster: &Cluster, node: usize) -> Result<Option<(DesiredTopology, Vec<
     let name = cluster.name(&cluster.nodes[node]);
     let Some(group) = cluster.topology_of(name).filter(|group| group.has(name)) else { return Ok(None) };
     let is_serving = group.is_serving();
-    let Group { topology, reports } = group;
+    let TopologyGroup { topology, reports } = group;
     if !is_serving {
         let broken = reports.iter().find_map(|report| report.fault.clone());
         let state = reports.first().map_or("idle", |report| report.state.name()).to_owned();

@@ -2,7 +2,7 @@
 use std::time::Duration;
 
 use common::{fault::Fault, ids::Epoch};
-use topology::{Exclusion, Exclusions, Member, Rolling, Topology, rolling};
+use topology::{Exclusion, Exclusions, Rolling, Topology, rolling};
 
 use super::{node::Node, sync};
 use assignment::desired::least_loaded;
@@ -97,8 +97,9 @@ impl ClusterState {
 
     /// The topology of the group of a node.
     pub fn topology_of(&self, node: &Node) -> Option<&Topology> {
-        let is_it = |member: &Member| member.name == node.name() || member.address == node.address;
-        self.groups().into_iter().find(|topology| topology.members.iter().any(is_it))
+        self.groups().into_iter().find(|topology| {
+            topology.members.iter().any(|member| member.name == node.name() || member.address == node.address)
+        })
     }
 
     /// A node's index among the members of the topology.

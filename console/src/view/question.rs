@@ -1,6 +1,6 @@
 //! Texts of the dialogs: the exact effect of an operation, the nodes affected, and the remaining capacity.
 use common::{ids::MemberIndex, units::Bytes};
-use topology::{Topology, rolling::Phase};
+use topology::{Member, Topology, rolling::Phase};
 
 use crate::{
     catalogue::CatalogueFile,
@@ -9,7 +9,6 @@ use crate::{
     state::{
         State,
         clean::clean_line,
-        node::Node,
         operation::{Dialog, Operation, Question, is_dangerous},
         plan::preview,
         what_if::outlook,
@@ -280,7 +279,7 @@ fn assign(state: &State, wanted: &DesiredTopology, members: &[usize]) -> Vec<Par
         [] if state.cluster.topology().is_none() => format!("{layout} of {}; nothing is running now.", wanted.model),
         [] => format!("{layout} of {}; these nodes serve nothing now, and what others serve continues.", wanted.model),
         [only] if only.layout == layout && only.model == wanted.model => {
-            format!("{} already runs as {layout}; where that is still so, with the same settings, nothing changes.", wanted.model)
+            format!("{} already runs as {layout}; where that is still so, nothing changes.", wanted.model)
         }
         several => {
             let list: Vec<String> = several.iter().map(|one| format!("{} of {}", one.layout, one.model)).collect();
@@ -289,14 +288,15 @@ fn assign(state: &State, wanted: &DesiredTopology, members: &[usize]) -> Vec<Par
         }
     };
     if !replaced.is_empty() {
-        let was = |node: &Node| {
-            let mut all = replaced.iter().flat_map(|topology| &topology.members);
-            all.any(|member| member.name == node.name() || member.address == node.address)
-        };
-        let new: Vec<usize> = members.iter().copied().filter(|node| !was(&state.cluster.nodes[*node])).collect();
-        let stays = |name: &str| members.iter().any(|node| state.cluster.nodes[*node].name() == name);
-        let all = replaced.iter().flat_map(|topology| &topology.members);
-        let gone: Vec<&str> = all.map(|member| member.name.as_str()).filter(|name| !stays(name)).collect();
+        let before: Vec<&Member> = replaced.iter().flat_map(|topology| &topology.members).collect();
+        let new = members.iter().copied().filter(|place| {
+            let node = &state.cluster.nodes[*place];
+            !before.iter().any(|member| member.name == node.name() || member.address == node.address)
+        });
+        let new: Vec<usize> = new.collect();
+        let gone = before.iter().map(|member| member.name.as_str());
+        let gone = gone.filter(|name| !members.iter().any(|node| state.cluster.nodes[*node].name() == *name));
+        let gone: Vec<&str> = gone.collect();
         let part = |word: &str, list: String| if list.is_empty() { String::new() } else { format!(" {word} {list}.") };
         now += &(part("New:", names(state, &new)) + &part("No longer:", gone.join(", ")));
     }

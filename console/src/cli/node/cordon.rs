@@ -16,7 +16,7 @@ use crate::{
         },
     },
     client::{
-        cluster::{Cluster, Group},
+        cluster::{Cluster, TopologyGroup},
         event::OperateEvent,
         exclude::{drain, say},
     },
@@ -34,7 +34,7 @@ pub(crate) struct Cordon {
 
 /// Whether a replica other than the node's own accepts requests.
 fn others_serve(cluster: &Cluster, name: &str) -> bool {
-    let Some(Group { topology, reports }) = cluster.topology_of(name) else { return true };
+    let Some(TopologyGroup { topology, reports }) = cluster.topology_of(name) else { return true };
     let Some(place) = topology.members.iter().position(|member| member.name == name) else { return true };
     let own = topology.layout.replica_of(MemberIndex(place as u16));
     // Groups with prefill and decode roles depend on each other.
