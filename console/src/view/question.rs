@@ -277,7 +277,7 @@ fn assign(state: &State, wanted: &DesiredTopology, members: &[usize]) -> Vec<Par
     let replaced = replaced(state, members);
     let mut now = match &replaced[..] {
         [] if state.cluster.topology().is_none() => format!("{layout} of {}; nothing is running now.", wanted.model),
-        [] => format!("{layout} of {}; these nodes serve nothing now, and what others serve continues.", wanted.model),
+        [] => format!("{layout} of {}; these nodes serve nothing now, and the others continue.", wanted.model),
         [only] if only.layout == layout && only.model == wanted.model => {
             format!("{} already runs as {layout}; where that is still so, nothing changes.", wanted.model)
         }

@@ -161,7 +161,7 @@ impl StepLatency {
     /// none while the accumulated budget is too small or decoding is paused already. `None` if no times are known.
     pub fn prefill_budget_ahead(&self, pending: Pending, wanted: usize) -> Option<usize> {
         let base = self.base(pending)?;
-        // More than what can be saved would never be granted.
+        // More than the largest saved budget would never be granted.
         let longest = (PAUSE_MAX * base).max(PAUSE_UNSEEN).min(SAVED_MAX * base);
         let time = |tokens: usize| self.all.estimate(tokens, 0).unwrap_or(0.0);
         let count = (1..=wanted).take_while(|tokens| time(*tokens) <= longest).last().unwrap_or(0);

@@ -224,7 +224,7 @@ impl Answer {
         tokens.into_iter().skip(again).collect()
     }
 
-    /// Whether the answer goes on behind its latest token, with which a part of it ends.
+    /// Whether more tokens follow the latest one, with which a part of the answer ends.
     fn ends_part(&self) -> bool {
         let count = self.so_far.tokens.len();
         let is_last = self.attempt.as_ref().is_some_and(|attempt| count == attempt.end as usize);

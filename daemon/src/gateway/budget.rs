@@ -34,7 +34,7 @@ impl ThoughtBudget {
         self.most.map_or(end, |most| end.min(most))
     }
 
-    /// Number of tokens that end a thought of this many tokens; 0: it goes on.
+    /// Number of tokens that end a thought of this many tokens; 0: it may be longer.
     pub(super) fn closing(&self, tokens: usize) -> usize {
         self.most.filter(|most| tokens >= *most as usize).map_or(0, |_| self.end.len())
     }

@@ -41,7 +41,7 @@ pub struct RankFiles {
 impl Files for RankFiles {
     fn has(&self, name: Name) -> bool {
         let Some(size) = self.folder.size(name, &self.part) else { return false };
-        // What is too large for the network is kept here only.
+        // Files that are too large for the network are kept here only.
         size > KV_FILE_BYTES_MAX as u64 || self.peers.as_ref().is_none_or(|peers| peers.is_copied(name, &self.part))
     }
 

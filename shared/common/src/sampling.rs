@@ -132,7 +132,7 @@ impl Default for SamplingParameters {
 const TEMPERATURE_MIN: f32 = 1e-5;
 
 impl SamplingParameters {
-    /// Replaces a temperature that cannot be told from 0 by 0.
+    /// Replaces a temperature that is too small to matter by 0.
     pub fn settle(&mut self) {
         if self.temperature < TEMPERATURE_MIN {
             self.temperature = 0.0;

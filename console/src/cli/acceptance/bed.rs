@@ -64,7 +64,7 @@ impl TestBed {
     }
 
     /// Drops the record of the topologies that an earlier run replaced: [`Self::restore`] leaves the nodes alone,
-    /// unless [`Self::clear`] has recorded what runs by then.
+    /// unless [`Self::clear`] has recorded the running topologies by then.
     pub(super) fn forget_replaced(&mut self) {
         self.report.replaced.clear();
         self.is_touched = false;
@@ -201,7 +201,7 @@ impl TestBed {
             _ => "restoring the topology that ran before",
         });
         self.returned().await?;
-        // Before anything is unloaded: what cannot be restored must not cost what serves now.
+        // Before anything is unloaded: a topology that cannot be restored must not cost the one that serves now.
         let cluster = Cluster::dial(&self.known).await.with_known("").await;
         self.check_replaced(&cluster)?;
         self.clear().await?;
@@ -306,6 +306,6 @@ mod tests {
             result = bed.clear() => result.expect("the node unloads it"),
             () = node.await_asked("unload") => {}
         }
-        assert_eq!(bed.report.replaced[0].wanted.model, "now.gguf", "the first step saves what serves now");
+        assert_eq!(bed.report.replaced[0].wanted.model, "now.gguf", "the first step saves the running one");
     }
 }

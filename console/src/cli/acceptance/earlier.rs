@@ -1,5 +1,5 @@
 //! Topologies that an earlier run replaced and did not restore, because it was killed or failed: whether this run
-//! restores them. Restoring them ends what serves by now, so the operator decides.
+//! restores them. Restoring them ends the topologies that serve by now, so the operator decides.
 use serde_json::Value;
 
 use super::{Acceptance, bed::TestBed};
@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// Decides whether this run restores them. With `--yes` it does, and prints which topologies it unloads for that. If
-/// the operator declines, or they serve again, their record is dropped: what serves now is saved before a step
+/// the operator declines, or they serve again, their record is dropped: the running ones are saved before a step
 /// replaces it.
 ///
 /// # Errors

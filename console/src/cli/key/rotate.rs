@@ -106,7 +106,7 @@ impl RotatedKeys<'_> {
         for node in nodes {
             match rekey(node, self.old, self.new, self.grace).await {
                 Ok(name) => {
-                    // At once: after the grace period this node accepts no other key, whatever becomes of the rest.
+                    // At once: after the grace period this node accepts no other key, even if the others fail.
                     self.keep()?;
                     if !json {
                         output::line(&format!("{} has key {}", output::clean(&name), self.new.fingerprint()));

@@ -53,7 +53,7 @@ impl KvKeeping {
     }
 
     /// Lets an open session write. The driver calls this and [`Self::close`]: a blocking thread that handles a piece
-    /// after the end of its session finds no entry, and does not keep what would never be removed.
+    /// after the end of its session finds no entry, and keeps nothing that would never be removed.
     fn open(&self, session: SessionId) {
         self.unfinished().entry(session).or_default();
     }
