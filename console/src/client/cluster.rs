@@ -13,6 +13,7 @@ use super::{
     identify::unexpected,
     session::{self, Session},
 };
+use crate::operator::groups::{self, TopologyGroup};
 
 /// Time limit for storing a list of exclusions.
 const KEEP: Duration = Duration::from_secs(10);
@@ -106,10 +107,7 @@ impl Cluster {
     /// Whether a node is excluded but still a member of the running topology: its replica takes no new requests.
     pub fn is_cordoned(&self, node: &ClusterNode) -> bool {
         let name = self.name(node);
-        self.exclusion(node).is_some()
-            && self
-                .topology_of(name)
-                .is_some_and(|group| group.topology.members.iter().any(|member| member.name == name))
+        self.exclusion(node).is_some() && self.topology_of(name).is_some_and(|group| group.has(name))
     }
 
     /// The entries of excluded nodes.
@@ -169,37 +167,13 @@ impl Cluster {
     /// All topologies that nodes hold, as [`Self::topology`] and sorted by the same order: a cluster serves several models
     /// on different nodes.
     pub fn topologies(&self) -> Vec<(&Topology, Vec<&NodeReport>)> {
-        let reports = || self.nodes.iter().filter_map(ClusterNode::report);
-        let mut holders: Vec<&NodeReport> = reports().filter(|report| report.topology.is_some()).collect();
-        // Of equal ones, the last comes first.
-        holders.reverse();
-        holders.sort_by_key(|report| std::cmp::Reverse((report.state.serves(), report.epoch)));
-        let mut found: Vec<(&Topology, Vec<&NodeReport>)> = Vec::new();
-        let mut known = Vec::new();
-        for (topology, hash, _) in holders.iter().filter_map(|report| report.topology.as_ref()) {
-            if known.contains(hash) {
-                continue;
-            }
-            known.push(*hash);
-            // Compare topologies, not epochs: a failed assignment may have raised the epoch of some nodes.
-            let holders =
-                reports().filter(|report| report.topology.as_ref().is_some_and(|(_, other, _)| other == hash));
-            found.push((topology, holders.collect()));
-        }
-        found
+        let all = groups::topologies(self.nodes.iter().filter_map(ClusterNode::report));
+        all.into_iter().map(|group| (group.topology, group.reports)).collect()
     }
 
-    /// The topologies that nodes hold, each with its group of nodes. An excluded node may still hold an earlier one, whose
-    /// members have gone on to another: that one is left out.
+    /// The groups of nodes with a topology each, in the same order.
     pub fn groups(&self) -> Vec<TopologyGroup<'_>> {
-        let mut groups: Vec<TopologyGroup<'_>> = Vec::new();
-        for (topology, reports) in self.topologies() {
-            let is_over = groups.iter().any(|later| topology.members.iter().any(|member| later.has(&member.name)));
-            if !is_over {
-                groups.push(TopologyGroup { topology, reports });
-            }
-        }
-        groups
+        groups::groups(self.nodes.iter().filter_map(ClusterNode::report))
     }
 
     /// The group of a node: it is a member of its topology, or of the desired one that this approximates.
@@ -276,37 +250,6 @@ impl Cluster {
         }
         let results = told.join_all().await;
         results.into_iter().filter_map(|(address, result)| Some((address, result.err()?))).collect()
-    }
-}
-
-/// A topology and the nodes that hold it.
-#[derive(Clone, Debug)]
-pub struct TopologyGroup<'c> {
-    /// The topology.
-    pub topology: &'c Topology,
-    /// The reports of its reachable members.
-    pub reports: Vec<&'c NodeReport>,
-}
-
-impl<'c> TopologyGroup<'c> {
-    /// Whether a node is a member of the topology.
-    pub fn has(&self, name: &str) -> bool {
-        self.topology.members.iter().any(|member| member.name == name)
-    }
-
-    /// The desired topology, if this one only approximates it.
-    pub fn desired(&self) -> Option<&'c Topology> {
-        self.reports.iter().find_map(|report| report.desired.as_deref())
-    }
-
-    /// Whether a node is a member of the desired topology.
-    fn wants(&self, name: &str) -> bool {
-        self.desired().is_some_and(|desired| desired.members.iter().any(|member| member.name == name))
-    }
-
-    /// Whether every member is reachable and serves.
-    pub fn is_serving(&self) -> bool {
-        self.reports.iter().filter(|report| report.state.serves()).count() == self.topology.members.len()
     }
 }
 

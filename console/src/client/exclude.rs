@@ -13,11 +13,11 @@ use topology::{Exclusion, Member, Topology};
 
 use super::{
     assign::{Assigned, Next, assign_as, assign_until, identify_on_any, report},
-    cluster::{Cluster, ClusterNode, TopologyGroup},
+    cluster::{Cluster, ClusterNode},
     event::OperateEvent,
     session::{Session, own_name},
 };
-use assignment::desired::DesiredTopology;
+use crate::operator::{desired::DesiredTopology, groups::TopologyGroup};
 
 /// Longest wait for running requests before the topology is assigned again.
 pub const GRACE: Duration = Duration::from_secs(20);

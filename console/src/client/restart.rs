@@ -15,12 +15,12 @@ use tokio::time::{Instant, sleep};
 
 use super::{
     assign::{assign, report},
-    cluster::{Cluster, TopologyGroup},
+    cluster::Cluster,
     event::{AssignEvent, OperateEvent, RestartStep},
     identify::unexpected,
     session::{self, Session},
 };
-use assignment::desired::DesiredTopology;
+use crate::operator::{desired::DesiredTopology, groups::TopologyGroup};
 
 /// Time limit for a node to accept a restart.
 const ANSWER: Duration = Duration::from_secs(10);

@@ -5,7 +5,7 @@ use common::{fault::Fault, ids::Epoch};
 use topology::{Exclusion, Exclusions, Rolling, Topology, rolling};
 
 use super::{node::Node, sync};
-use assignment::desired::least_loaded;
+use crate::operator::{desired::least_loaded, groups};
 
 /// Progress of an assignment by this console.
 #[derive(Clone, Debug, PartialEq)]
@@ -73,45 +73,32 @@ impl ClusterState {
         reported.chain(assigned).max_by_key(|(_, epoch)| *epoch)
     }
 
-    /// The topologies of groups of nodes, beginning with [`Self::topology`]. An earlier one, whose members have gone on to
-    /// another, is left out.
+    /// The topologies of the groups of nodes, beginning with [`Self::topology`].
     pub fn groups(&self) -> Vec<&Topology> {
-        let reports = self.nodes.iter().filter_map(|node| node.report.as_ref());
-        let mut reported: Vec<_> = reports
-            .filter_map(|report| {
-                report.topology.as_ref().map(|(known, ..)| (known, report.state.serves(), report.epoch))
-            })
-            .collect();
-        reported.sort_by_key(|(_, serves, epoch)| std::cmp::Reverse((*serves, *epoch)));
-        let mut groups: Vec<&Topology> = Vec::new();
-        for topology in self.topology().map(|(first, _)| first).into_iter().chain(reported.iter().map(|one| one.0)) {
-            let is_over = groups.iter().any(|later| {
-                topology.members.iter().any(|member| later.members.iter().any(|other| other.name == member.name))
-            });
-            if !is_over {
-                groups.push(topology);
-            }
+        let reported = groups::groups(self.nodes.iter().filter_map(|node| node.report.as_ref()));
+        let mut all: Vec<&Topology> = reported.into_iter().map(|group| group.topology).collect();
+        if let Some((first, _)) = self.topology() {
+            all.retain(|other| !groups::share_members(first, other));
+            all.insert(0, first);
         }
-        groups
+        all
     }
 
     /// The topology of the group of a node.
     pub fn topology_of(&self, node: &Node) -> Option<&Topology> {
-        self.groups().into_iter().find(|topology| {
-            topology.members.iter().any(|member| member.name == node.name() || member.address == node.address)
-        })
+        self.groups().into_iter().find(|topology| topology.members.iter().any(|member| node.is(member)))
     }
 
     /// A node's index among the members of the topology.
     pub fn member_of(&self, node: &Node) -> Option<usize> {
         let (topology, _) = self.topology()?;
-        topology.members.iter().position(|member| member.name == node.name() || member.address == node.address)
+        topology.members.iter().position(|member| node.is(member))
     }
 
     /// A member's index in the list of nodes.
     pub fn place_of(&self, member: usize) -> Option<usize> {
         let member = self.topology()?.0.members.get(member)?;
-        self.nodes.iter().position(|node| member.name == node.name() || member.address == node.address)
+        self.nodes.iter().position(|node| node.is(member))
     }
 
     /// The node of a member.

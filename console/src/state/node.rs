@@ -10,6 +10,7 @@ use protocol::handshake::Identity;
 use telemetry::{
     HopSync, LayerSync, LoadProgress, NodeReport, NodeState, StageTime, SyncKind, hop::LATEST, window::Window,
 };
+use topology::Member;
 
 use crate::state::{clean::clean_line, history::History};
 
@@ -143,6 +144,11 @@ impl Node {
     /// Its reported name, otherwise its address.
     pub fn name(&self) -> &str {
         self.name.as_deref().unwrap_or(&self.address)
+    }
+
+    /// Whether it is this member of a topology.
+    pub fn is(&self, member: &Member) -> bool {
+        member.name == self.name() || member.address == self.address
     }
 
     /// Whether its session is open.

@@ -3,22 +3,17 @@
 use common::{ids::MemberIndex, units::Bytes};
 use planner::replan::{Now, Outlook, ok_to_stop};
 use telemetry::NodeReport;
-use topology::{Member, Topology};
+use topology::Topology;
 
-use crate::state::{
-    State,
-    node::{Node, NodeStatus},
-    plan::Planning,
-};
+use crate::state::{State, node::NodeStatus, plan::Planning};
 
 /// The outlook of a running topology without its member at this list index; `None` if the node holds no shard.
 pub fn outlook(state: &State, place: usize) -> Option<Outlook> {
     let nodes = &state.cluster.nodes;
     let topology = state.cluster.topology_of(nodes.get(place)?)?;
-    let is_at = |member: &Member, node: &Node| member.name == node.name() || member.address == node.address;
-    let leaving = topology.members.iter().position(|member| is_at(member, &nodes[place]))?;
+    let leaving = topology.members.iter().position(|member| nodes[place].is(member))?;
     let now = topology.members.iter().map(|member| {
-        let node = nodes.iter().find(|node| is_at(member, node));
+        let node = nodes.iter().find(|node| node.is(member));
         let standing = node.map(|node| node.status(state.now));
         let report = node.and_then(|node| node.report.as_ref());
         let shard = report.map_or(Bytes(0), |report| report.shard);

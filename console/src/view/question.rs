@@ -267,7 +267,7 @@ fn replaced<'s>(state: &'s State, members: &[usize]) -> Vec<&'s Topology> {
     let mut groups = state.cluster.groups();
     groups.retain(|topology| {
         let mut nodes = members.iter().filter_map(|node| state.cluster.nodes.get(*node));
-        nodes.any(|node| topology.members.iter().any(|one| one.name == node.name() || one.address == node.address))
+        nodes.any(|node| topology.members.iter().any(|member| node.is(member)))
     });
     groups
 }
@@ -291,7 +291,7 @@ fn assign(state: &State, wanted: &DesiredTopology, members: &[usize]) -> Vec<Par
         let before: Vec<&Member> = replaced.iter().flat_map(|topology| &topology.members).collect();
         let new = members.iter().copied().filter(|place| {
             let node = &state.cluster.nodes[*place];
-            !before.iter().any(|member| member.name == node.name() || member.address == node.address)
+            !before.iter().any(|member| node.is(member))
         });
         let new: Vec<usize> = new.collect();
         let gone = before.iter().map(|member| member.name.as_str());
@@ -304,7 +304,7 @@ fn assign(state: &State, wanted: &DesiredTopology, members: &[usize]) -> Vec<Par
         layout.heads().filter_map(|MemberIndex(head)| members.get(usize::from(head)).copied()).collect::<Vec<_>>();
     let ending = replaced.iter().flat_map(|topology| &topology.members);
     let requests: u32 = ending
-        .filter_map(|member| state.cluster.nodes.iter().find(|node| node.name() == member.name)?.report.as_ref())
+        .filter_map(|member| state.cluster.nodes.iter().find(|node| node.is(member))?.report.as_ref())
         .map(|report| report.requests)
         .sum();
     let is_other_model = replaced.iter().any(|topology| topology.model != wanted.model);

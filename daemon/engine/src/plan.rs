@@ -418,10 +418,11 @@ impl Constraint {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    const LIMITS: Limits = Limits {
+    /// One slot with one block.
+    pub(crate) const LIMITS: Limits = Limits {
         slots: 1,
         blocks: KvBlocks::alike(1),
         window: None,

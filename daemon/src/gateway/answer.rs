@@ -251,10 +251,7 @@ impl Answer {
             self.ready.push_back(Said::Token(TokenEvent { id: None, text, logprobs: Vec::new() }));
         }
         let mut times = finished.times;
-        if self.last.take().is_some() {
-            self.so_far.tokens.pop();
-            times.sampled_tokens = times.sampled_tokens.saturating_sub(1);
-        }
+        times.sampled_tokens = times.sampled_tokens.saturating_sub(self.take_back());
         self.earlier = Some(joined(self.earlier, times));
         let Some(mut attempt) = self.attempt.take() else { return Ok(()) };
         let generate = self.part(attempt.model);
@@ -263,6 +260,12 @@ impl Answer {
         let failed = asked.map(|reply| attempt.reply = reply).err();
         self.attempt = Some(attempt);
         failed.map_or(Ok(()), |fault| self.fail(&fault))
+    }
+
+    /// Drops the last token of a part, which is computed again; returns how many these are.
+    fn take_back(&mut self) -> u32 {
+        let last = self.last.take().and_then(|_| self.so_far.tokens.pop());
+        u32::from(last.is_some())
     }
 
     /// The request for the next part of the answer.
@@ -322,9 +325,7 @@ impl Answer {
             }
         }
         (self.rest, self.earlier) = (None, None);
-        if self.last.take().is_some() {
-            self.so_far.tokens.pop();
-        }
+        self.take_back();
         self.why = Some(fault.into());
         self.gateway.metrics.resumed();
         let tokens = self.so_far.tokens.len();

@@ -4,7 +4,7 @@
 use std::{
     ops::Deref,
     pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -14,12 +14,12 @@ use axum::{
 };
 use futures_core::Stream;
 use memmap2::MmapMut;
-use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::{sleep_until, timeout, timeout_at},
-};
+use tokio::time::{sleep_until, timeout, timeout_at};
 
-use super::error::ApiError;
+use super::{
+    error::ApiError,
+    pool::{Exhausted, Held, Pool},
+};
 
 /// Longest body.
 pub(super) const BODY_BYTES_MAX: usize = 8 << 20;
@@ -68,17 +68,6 @@ pub(super) struct Bodies {
     next: Mutex<Instant>,
 }
 
-#[derive(Debug)]
-struct Pool {
-    units: Arc<Semaphore>,
-    all: usize,
-    unit: usize,
-}
-
-/// Bytes of the budget; released when dropped.
-#[derive(Debug, Default)]
-pub(super) struct Held(Option<OwnedSemaphorePermit>);
-
 /// A complete body.
 #[derive(Debug)]
 pub(super) struct Received {
@@ -101,37 +90,6 @@ impl Deref for BodyStorage {
             Self::Short(bytes) => bytes,
             Self::Long(bytes, length) => &bytes[..*length],
         }
-    }
-}
-
-impl Pool {
-    fn new(all: usize, unit: usize) -> Self {
-        Self { units: Arc::new(Semaphore::new(all / unit)), all, unit }
-    }
-
-    /// Reserves bytes, waiting at most `patience` for others to release some.
-    async fn hold(&self, bytes: usize, patience: Duration) -> Result<Held, ApiError> {
-        let units = Arc::clone(&self.units).acquire_many_owned(bytes.div_ceil(self.unit) as u32);
-        let Ok(Ok(permit)) = timeout(patience, units).await else { return Err(ApiError::bodies_full(self.all)) };
-        Ok(Held(Some(permit)))
-    }
-
-    /// Changes a reservation to `bytes` without waiting.
-    fn change(&self, held: &mut Held, bytes: usize) -> Result<(), ApiError> {
-        let wanted = bytes.div_ceil(self.unit);
-        let has = held.0.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
-        if wanted <= has {
-            let spare = held.0.as_mut().and_then(|permit| permit.split(has - wanted));
-            drop(spare);
-            return Ok(());
-        }
-        let further = Arc::clone(&self.units).try_acquire_many_owned((wanted - has) as u32);
-        let Ok(further) = further else { return Err(ApiError::bodies_full(self.all)) };
-        match &mut held.0 {
-            Some(permit) => permit.merge(further),
-            None => held.0 = Some(further),
-        }
-        Ok(())
     }
 }
 
@@ -200,11 +158,12 @@ impl Bodies {
                 return Err(ApiError::too_large(BODY_BYTES_MAX));
             }
             match &bytes {
-                BodyStorage::Short(_) if end <= SHORT_BYTES => self.short.change(&mut held, end)?,
+                BodyStorage::Short(_) if end <= SHORT_BYTES => self.short.change(&mut held, end).map_err(full)?,
                 BodyStorage::Short(short) => {
                     // Reserve the longest possible body in one piece.
                     let waiting = Instant::now();
-                    let whole = self.long.hold(length.unwrap_or(BODY_BYTES_MAX), self.times.patience).await?;
+                    let whole =
+                        self.long.hold(length.unwrap_or(BODY_BYTES_MAX), self.times.patience).await.map_err(full)?;
                     begun += waiting.elapsed();
                     bytes = lengthened(short)?;
                     held = whole;
@@ -217,7 +176,7 @@ impl Bodies {
             }
         }
         if let BodyStorage::Long(_, length) = &bytes {
-            self.long.change(&mut held, *length)?;
+            self.long.change(&mut held, *length).map_err(full)?;
         }
         Ok(Received { bytes, held })
     }
@@ -228,11 +187,15 @@ impl Bodies {
     /// # Errors
     /// The prompt exceeds the whole budget, or others hold too much of it.
     pub(super) fn settle(&self, held: &mut Held, bytes: usize) -> Result<(), ApiError> {
-        if bytes > self.long.all {
-            return Err(ApiError::prompts_too_large(bytes, self.long.all));
+        if bytes > self.long.all() {
+            return Err(ApiError::prompts_too_large(bytes, self.long.all()));
         }
-        self.long.change(held, bytes)
+        self.long.change(held, bytes).map_err(full)
     }
+}
+
+fn full(Exhausted { all }: Exhausted) -> ApiError {
+    ApiError::bodies_full(all)
 }
 
 /// Whether a refusal with this status leaves a body unread that its client may still be sending.
@@ -270,6 +233,8 @@ mod tests {
         convert::Infallible,
         task::{Context, Poll},
     };
+
+    use std::sync::Arc;
 
     use tokio::sync::mpsc::{Receiver, Sender, channel};
 
@@ -310,8 +275,7 @@ mod tests {
         {
             assert_eq!(refused.expect_err("it is too long").code, "body_too_large");
         }
-        let all = |pool: &Pool| pool.units.available_permits() * pool.unit == pool.all;
-        assert!(all(&bodies.short) && all(&bodies.long), "everything is given back");
+        assert!(bodies.short.is_free() && bodies.long.is_free(), "everything is given back");
     }
 
     #[tokio::test]
@@ -337,7 +301,7 @@ mod tests {
     async fn long_bodies_share_a_budget_and_short_ones_pass() {
         let times = BodyTimes { patience: Duration::from_millis(20), ..TIMES };
         let bodies = Bodies { times, ..Bodies::new(0) };
-        let budget = bodies.long.all;
+        let budget = bodies.long.all();
         let mut held = Vec::new();
         for _ in 0..budget / BODY_BYTES_MAX {
             held.push(bodies.receive(whole(BODY_BYTES_MAX), None).await.expect("there is room").held);

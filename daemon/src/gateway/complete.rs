@@ -24,10 +24,10 @@ use tokio::{
 use super::{
     Gateway,
     answer::{Answer, Ended, Said},
-    bodies::Held,
     choice::{Choice, ChoicePart, TokenLogprobs},
     error::ApiError,
     pinned::Pinned,
+    pool::Held,
     request::{Asked, RUNNING_MAX, Wish},
     scores::HeldScores,
     stream::{Events, FirstByte, Gone, events},

@@ -29,7 +29,7 @@ use tower_http::{
 
 use super::{
     Gateway, anthropic,
-    bodies::{Held, SHORT_BYTES},
+    bodies::SHORT_BYTES,
     changes,
     cluster::seconds_since_1970,
     complete::complete,
@@ -41,6 +41,7 @@ use super::{
     models, native, nodes, ollama, openai, openapi,
     outline::Bounds,
     pages, paths,
+    pool::Held,
     request::{Asked, RUNNING_MAX},
     responses, texts, web,
     writer::{Demand, Framing},

@@ -4,12 +4,13 @@ use axum::{extract::Request, http::header};
 
 use super::{
     Gateway,
-    bodies::{Held, Received, SHORT_BYTES},
+    bodies::{Received, SHORT_BYTES},
     complete::ReceivedRequest,
     connections::{Visit, Working},
     error::ApiError,
     outline::Bounds,
     pages,
+    pool::Held,
 };
 
 /// Bodies up to this size are read even if the request is refused.

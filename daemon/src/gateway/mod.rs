@@ -36,6 +36,7 @@ mod pages;
 mod parsing;
 mod paths;
 mod pinned;
+mod pool;
 pub mod queues;
 mod reading;
 mod request;

@@ -16,10 +16,11 @@ use crate::{
         },
     },
     client::{
-        cluster::{Cluster, TopologyGroup},
+        cluster::Cluster,
         event::OperateEvent,
         exclude::{drain, say},
     },
+    operator::groups::TopologyGroup,
 };
 
 /// Options of `console node cordon`.

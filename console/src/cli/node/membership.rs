@@ -85,7 +85,7 @@ pub(super) async fn join(change: Change, kept: Option<&str>) -> Result<u8, Failu
     let node = &cluster.nodes[find(&cluster, &change.node)?];
     let session = node.session()?;
     let name = session.identity.name.clone();
-    serves_nothing_else(&cluster, &name)?;
+    joins_one(&cluster, &name)?;
     if topology.members.iter().any(|member| member.name == name) {
         let message = format!("{} is already a member of the topology", output::clean(&name));
         return Err(Failure::State { message, next: "name the address of another node" });
@@ -148,14 +148,24 @@ pub(super) async fn leave(change: Change, kept: Option<&str>) -> Result<u8, Fail
     Ok(0)
 }
 
-/// Checks that a new node does not serve another model than the nodes that it joins: its requests would end.
+/// Checks that a new node serves no other model than the nodes that it joins, whose requests would end, and that these have
+/// one topology.
 ///
 /// # Errors
-/// It does.
-fn serves_nothing_else(cluster: &Cluster, name: &str) -> Result<(), Failure> {
+/// It does, or they have several.
+fn joins_one(cluster: &Cluster, name: &str) -> Result<(), Failure> {
     let groups = cluster.groups();
-    let other = groups.iter().find(|group| group.has(name)).filter(|_| groups.len() > 1);
-    other.map_or(Ok(()), |group| Err(serves_another(name, group.topology)))
+    if groups.len() < 2 {
+        return Ok(());
+    }
+    if let Some(other) = groups.iter().find(|group| group.has(name)) {
+        return Err(serves_another(name, other.topology));
+    }
+    let models: Vec<String> = groups.iter().map(|group| output::clean(&group.topology.model)).collect();
+    Err(Failure::State {
+        message: format!("these nodes serve several models: {}", models.join(", ")),
+        next: "name the nodes of one of them with --nodes",
+    })
 }
 
 /// The error of a node that serves another model.

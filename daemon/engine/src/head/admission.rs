@@ -153,18 +153,8 @@ impl Head<'_> {
 
 #[cfg(test)]
 mod tests {
-    use topology::{KvBlocks, StateCount};
-
     use super::*;
-
-    const LIMITS: Limits = Limits {
-        slots: 1,
-        blocks: KvBlocks::alike(1),
-        window: None,
-        context_length: 32,
-        vocabulary_length: 10,
-        states: StateCount::NONE,
-    };
+    use crate::plan::tests::LIMITS;
 
     #[test]
     fn only_complete_answer_may_exceed_context_by_one_token() {
