@@ -181,12 +181,6 @@ impl Cluster {
         self.groups().into_iter().find(|group| group.has(name) || group.wants(name))
     }
 
-    /// The desired topology, if the current one only approximates it.
-    pub fn desired(&self) -> Option<&Topology> {
-        let (_, reports) = self.topology()?;
-        reports.into_iter().find_map(|report| report.desired.as_deref())
-    }
-
     /// Whether every member of the topology is reachable and serves it.
     pub fn is_serving(&self) -> bool {
         self.groups().first().is_some_and(TopologyGroup::is_serving)

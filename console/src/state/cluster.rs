@@ -89,6 +89,12 @@ impl ClusterState {
         self.groups().into_iter().find(|topology| topology.members.iter().any(|member| node.is(member)))
     }
 
+    /// Whether a running topology has the node as a member, or would have it if all of its nodes were there.
+    pub fn is_wanted(&self, node: &Node) -> bool {
+        let desired = self.nodes.iter().filter_map(|other| other.report.as_ref()?.desired.as_deref());
+        self.groups().into_iter().chain(desired).flat_map(|topology| &topology.members).any(|member| node.is(member))
+    }
+
     /// A node's index among the members of the topology.
     pub fn member_of(&self, node: &Node) -> Option<usize> {
         let (topology, _) = self.topology()?;

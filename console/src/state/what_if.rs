@@ -25,7 +25,7 @@ pub fn outlook(state: &State, place: usize) -> Option<Outlook> {
         }
     });
     let now: Vec<Now> = now.collect();
-    let desired = desired_of(state, topology).unwrap_or(topology);
+    let desired = self::desired(state, topology).unwrap_or(topology);
     let sizes = match &state.plan.answer {
         Planning::Done(planned) if planned.ask.model == topology.model => Some(&planned.sizes),
         _ => None,
@@ -34,11 +34,7 @@ pub fn outlook(state: &State, place: usize) -> Option<Outlook> {
 }
 
 /// The desired topology, if the running one only approximates it.
-pub fn desired(state: &State) -> Option<&Topology> {
-    desired_of(state, state.cluster.topology()?.0)
-}
-
-fn desired_of<'s>(state: &'s State, running: &Topology) -> Option<&'s Topology> {
+fn desired<'s>(state: &'s State, running: &Topology) -> Option<&'s Topology> {
     state
         .cluster
         .nodes

@@ -1,5 +1,6 @@
 //! Texts of the dialogs: the exact effect of an operation, the nodes affected, and the remaining capacity.
 use common::{ids::MemberIndex, units::Bytes};
+use planner::replan::Outlook;
 use topology::{Member, Topology, rolling::Phase};
 
 use crate::{
@@ -51,12 +52,11 @@ pub(super) fn words(state: &State, dialog: &Dialog) -> Words {
             ("Delete a model".to_owned(), vec![plain(text)])
         }
         Question::Unload { topology, .. } => {
-            let members: Vec<&str> = topology.members.iter().map(|member| member.name.as_str()).collect();
             let text = format!(
                 "{} of {} ends on {}; their memory is free for another model. Refused while a request runs.",
                 topology.layout,
                 topology.model,
-                members.join(", ")
+                member_names(topology)
             );
             ("Unload the model".to_owned(), vec![plain(text)])
         }
@@ -104,11 +104,15 @@ fn names(state: &State, which: &[usize]) -> String {
     which.iter().map(|node| name(state, *node)).collect::<Vec<_>>().join(", ")
 }
 
+fn member_names(topology: &Topology) -> String {
+    topology.members.iter().map(|member| member.name.as_str()).collect::<Vec<_>>().join(", ")
+}
+
 fn restart(state: &State, which: &[usize]) -> Vec<Paragraph> {
-    let replicas = state.cluster.topology().map_or(0, |(topology, _)| topology.layout.replicas);
+    let replicas = replaced(state, which).into_iter().map(|topology| topology.layout.replicas).min();
     let meanwhile = match replicas {
-        0 => "No model is running.",
-        1 => {
+        None => "No model is running on them.",
+        Some(1) => {
             "Answers of the HTTP API pause while a node is away and then continue with the same text; prompts of this screen wait."
         }
         _ => "The other replicas serve in the meantime.",
@@ -144,10 +148,8 @@ fn rolling(state: &State) -> Words {
 
 fn out(state: &State, node: usize, how: Removal) -> (String, Vec<Paragraph>) {
     let who = name(state, node);
-    let is_last = state.cluster.usable() == [node];
-    let requests =
-        state.cluster.nodes.iter().filter_map(|node| node.report.as_ref()).map(|report| report.requests).sum::<u32>();
-    let running = match requests {
+    let group = state.cluster.nodes.get(node).and_then(|node| state.cluster.topology_of(node));
+    let running = match requests(state, group.into_iter()) {
         0 => "No request is running.".to_owned(),
         1 => {
             "1 request is running and may finish".to_owned()
@@ -160,7 +162,8 @@ fn out(state: &State, node: usize, how: Removal) -> (String, Vec<Paragraph>) {
             )
         }
     };
-    let others: Vec<usize> = state.cluster.usable().into_iter().filter(|other| *other != node).collect();
+    let outlook = outlook(state, node);
+    let rest = outlook.as_ref().and_then(|outlook| outlook.topology.as_ref().ok()).map(member_names);
     let (title, first) = match how {
         Removal::Cordon => (
             format!("Cordon {who}"),
@@ -170,18 +173,15 @@ fn out(state: &State, node: usize, how: Removal) -> (String, Vec<Paragraph>) {
             format!("Drain {who}"),
             "It and its replica take no new requests; running ones get up to 20 s to finish.".to_owned(),
         ),
-        Removal::Exclude if is_last => {
-            (format!("Exclude {who}"), "It stays out, across restarts too, until you include it again.".to_owned())
-        }
         Removal::Exclude => {
-            let rest = names(state, &others);
-            let first = format!(
-                "The model is assigned to {rest} without it. {who} stays out, across restarts too, until you include it again."
-            );
-            (format!("Exclude {who}"), first)
+            let first = match rest {
+                Some(rest) => format!("The model is assigned to {rest} without it. {who}"),
+                None => "It".to_owned(),
+            };
+            (format!("Exclude {who}"), first + " stays out, across restarts too, until you include it again.")
         }
     };
-    let mut paragraphs = vec![plain(first), plain(running), left(state, node, how)];
+    let mut paragraphs = vec![plain(first), plain(running), left(who, outlook.as_ref(), how)];
     if is_dangerous(state, node, how) {
         let text = format!("Nothing that serves would be left. To do it all the same, type its name: {who}");
         paragraphs.push(Paragraph { text, is_grave: true });
@@ -190,9 +190,8 @@ fn out(state: &State, node: usize, how: Removal) -> (String, Vec<Paragraph>) {
 }
 
 /// The remaining capacity: the preview that `console node check` and the exclusion itself show.
-fn left(state: &State, node: usize, how: Removal) -> Paragraph {
-    let who = name(state, node);
-    let Some(outlook) = outlook(state, node) else {
+fn left(who: &str, outlook: Option<&Outlook>, how: Removal) -> Paragraph {
+    let Some(outlook) = outlook else {
         return plain(format!("Safe: {who} holds no part of the running model."));
     };
     let rest = |needed: Bytes| format!("{needed} a node");
@@ -257,7 +256,13 @@ fn take_in(state: &State, node: usize) -> (String, Vec<Paragraph>) {
     let then = if known.is_some_and(|node| state.cluster.is_cordoned(node)) {
         "It still holds its shard: its replica takes requests again at once.".to_owned()
     } else {
-        "Running requests get up to 20 s; then the model is assigned again, with it.".to_owned()
+        match state.cluster.groups().len() {
+            0 => "No model is running; the next assignment can use it.".to_owned(),
+            2.. if !known.is_some_and(|node| state.cluster.is_wanted(node)) => {
+                "The running models stay where they are; the next assignment can use it.".to_owned()
+            }
+            _ => "Running requests get up to 20 s; then the model is assigned again, with it.".to_owned(),
+        }
     };
     (format!("Include {who}"), vec![plain(because), plain(then)])
 }
@@ -270,6 +275,15 @@ fn replaced<'s>(state: &'s State, members: &[usize]) -> Vec<&'s Topology> {
         nodes.any(|node| topology.members.iter().any(|member| node.is(member)))
     });
     groups
+}
+
+/// The requests that run on these topologies.
+fn requests<'s>(state: &'s State, topologies: impl Iterator<Item = &'s Topology>) -> u32 {
+    topologies
+        .flat_map(|topology| &topology.members)
+        .filter_map(|member| state.cluster.nodes.iter().find(|node| node.is(member))?.report.as_ref())
+        .map(|report| report.requests)
+        .sum()
 }
 
 fn assign(state: &State, wanted: &DesiredTopology, members: &[usize]) -> Vec<Paragraph> {
@@ -302,13 +316,8 @@ fn assign(state: &State, wanted: &DesiredTopology, members: &[usize]) -> Vec<Par
     }
     let head =
         layout.heads().filter_map(|MemberIndex(head)| members.get(usize::from(head)).copied()).collect::<Vec<_>>();
-    let ending = replaced.iter().flat_map(|topology| &topology.members);
-    let requests: u32 = ending
-        .filter_map(|member| state.cluster.nodes.iter().find(|node| node.is(member))?.report.as_ref())
-        .map(|report| report.requests)
-        .sum();
     let is_other_model = replaced.iter().any(|topology| topology.model != wanted.model);
-    let cut = match requests {
+    let cut = match requests(state, replaced.iter().copied()) {
         0 => "No request is running.".to_owned(),
         count if is_other_model => format!("{count} running requests end, because another model would answer."),
         count => format!("{count} running requests: those of the HTTP API continue, others fail."),

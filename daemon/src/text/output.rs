@@ -52,3 +52,47 @@ impl Output {
         (text, false)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use gguf::GgufFile;
+
+    use super::*;
+
+    fn put_text(file: &mut Vec<u8>, text: &str) {
+        file.extend((text.len() as u64).to_le_bytes());
+        file.extend(text.as_bytes());
+    }
+
+    /// A vocabulary of bytes and their merges, from a GGUF file without tensors.
+    fn tokenizer(tokens: &[&str]) -> Tokenizer {
+        let mut file = b"GGUF\x03\0\0\0\0\0\0\0\0\0\0\0".to_vec();
+        file.extend(4_u64.to_le_bytes());
+        for (key, text) in [("model", "gpt2"), ("pre", "gpt-2")] {
+            put_text(&mut file, &format!("tokenizer.ggml.{key}"));
+            file.extend(8_u32.to_le_bytes());
+            put_text(&mut file, text);
+        }
+        for (key, texts) in [("tokens", tokens), ("merges", &[])] {
+            put_text(&mut file, &format!("tokenizer.ggml.{key}"));
+            file.extend([9, 8].into_iter().flat_map(u32::to_le_bytes));
+            file.extend((texts.len() as u64).to_le_bytes());
+            texts.iter().for_each(|text| put_text(&mut file, text));
+        }
+        let file = GgufFile::from_bytes(vec![file]).expect("it is a file");
+        Tokenizer::from_metadata(file.metadata()).expect("it has a vocabulary")
+    }
+
+    #[test]
+    fn nothing_follows_a_stop_string_whose_token_begins_another_character() {
+        // In this vocabulary, Ġ is a blank, and ðŁĺ are the first three bytes of an emoji.
+        let tokenizer = tokenizer(&["a", "ĠðŁĺ", "Ģ"]);
+        let mut output = Output::new(&tokenizer, vec![" ".to_owned()]);
+        assert_eq!(output.push(&tokenizer, 0), ("a".into(), false));
+        assert_eq!(output.push(&tokenizer, 1), ("".into(), true));
+        assert_eq!(output.finish(), "");
+        let mut output = Output::new(&tokenizer, Vec::new());
+        let whole: String = [0, 1, 2].map(|id| output.push(&tokenizer, id).0.to_string()).concat();
+        assert_eq!(whole, "a 😀");
+    }
+}

@@ -81,11 +81,12 @@ pub(super) async fn join(change: Change, kept: Option<&str>) -> Result<u8, Failu
     let mut interrupts = Interrupts::listen()?;
     let dialled = async { Ok::<_, Failure>(dial(&change.nodes, Some(&change.node)).await) };
     let cluster = interrupts.end(dialled).await?;
-    let (topology, mut sessions) = serving(&cluster, None)?;
     let node = &cluster.nodes[find(&cluster, &change.node)?];
     let session = node.session()?;
     let name = session.identity.name.clone();
+    // First, because the other members of that topology may not be among the given nodes.
     joins_one(&cluster, &name)?;
+    let (topology, mut sessions) = serving(&cluster, None)?;
     if topology.members.iter().any(|member| member.name == name) {
         let message = format!("{} is already a member of the topology", output::clean(&name));
         return Err(Failure::State { message, next: "name the address of another node" });

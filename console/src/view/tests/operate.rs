@@ -1,17 +1,20 @@
 //! Snapshot tests of dialogs and of operations in progress.
 use common::{
     fault::{Fault, FaultKind},
+    ids::{Epoch, MemberIndex},
     units::Bytes,
 };
 use telemetry::{NodeReport, NodeState};
-use topology::{Exclusions, Rolling, rolling::Phase};
+use topology::{Exclusions, Layout, Rolling, rolling::Phase};
 
 use super::snapshot::check_all;
 use crate::{
     fixtures::{NODES, Story, address, idle, name, running},
     keymap::KeyCode,
+    operator::command::Removal,
     state::operation::{Dialog, Question},
     update::event::{AssignEvent, ClientEvent, Event, OperateEvent},
+    view::question::words,
 };
 
 /// A ready cluster with the focus on the table of nodes.
@@ -131,4 +134,35 @@ fn read_only_dashboard_is_marked() {
     let mut story = Story::begin();
     story.all_connected().arrives(ClientEvent::Assign(AssignEvent::Committing));
     check_all("committing", story);
+}
+
+/// pi0 and pi1 run one model, pi2 another, pi3 none: each dialog speaks of the group of its node.
+#[test]
+fn dialogs_name_the_nodes_of_their_own_group() {
+    let mut story = cluster();
+    for (node, group) in [(0, 0..2), (1, 0..2), (2, 2..3)] {
+        let mut report = running(node, NodeState::Ready, false);
+        let (topology, hash, member) = report.topology.as_mut().expect("it runs");
+        *member = MemberIndex((node - group.start) as u16);
+        topology.layout = Layout::alike(1, 1, group.len() as u16);
+        topology.members = topology.members[group.clone()].to_vec();
+        topology.model = format!("model-{}.gguf", group.start);
+        *hash = topology.hash();
+        (report.epoch, report.requests) = (Epoch(4), if node == 2 { 5 } else { 0 });
+        story.report(node, report);
+    }
+    story.report(3, idle(3));
+    let said = |question| {
+        let words = words(&story.state, &Dialog::plain(question));
+        words.paragraphs.into_iter().map(|paragraph| paragraph.text).collect::<Vec<_>>().join(" ")
+    };
+    let exclude = said(Question::Out { node: 0, how: Removal::Exclude });
+    assert!(exclude.contains("assigned to pi1 without it") && exclude.contains("No request is running"), "{exclude}");
+    let alone = said(Question::Out { node: 2, how: Removal::Exclude });
+    assert!(!alone.contains("assigned to") && alone.contains("5 requests"), "{alone}");
+    let free = said(Question::Out { node: 3, how: Removal::Exclude });
+    assert!(!free.contains("assigned to") && free.contains("No request is running"), "{free}");
+    assert!(said(Question::In { node: 3 }).contains("stay where they are"));
+    assert!(said(Question::In { node: 0 }).contains("assigned again"));
+    assert!(said(Question::Restart { which: vec![3] }).contains("No model is running on them"));
 }
