@@ -58,6 +58,9 @@ pub enum ExclusionError {
     /// An entry with an empty or too long field, or with control characters.
     #[error("entry {0} has a field that is empty, too long or not one line")]
     Entry(usize),
+    /// A second entry of the same node.
+    #[error("entry {0} is of a node that has an earlier entry")]
+    Twice(usize),
     /// An entry that no later one could replace.
     #[error("entry {0} has a revision far beyond all known revisions")]
     Revision(usize),
@@ -67,15 +70,19 @@ impl Exclusions {
     /// Checks a list from another node or a console.
     ///
     /// # Errors
-    /// Too many entries, or an entry out of bounds.
+    /// Too many entries, an entry out of bounds, or two of the same node.
     pub fn check(&self) -> Result<(), ExclusionError> {
         if self.0.len() > EXCLUSIONS_MAX {
             return Err(ExclusionError::TooMany(self.0.len()));
         }
-        match self.0.iter().position(|entry| !entry.is_within_bounds()) {
-            Some(index) => Err(ExclusionError::Entry(index)),
-            None => Ok(()),
+        if let Some(index) = self.0.iter().position(|entry| !entry.is_within_bounds()) {
+            return Err(ExclusionError::Entry(index));
         }
+        let mut twice = (1..self.0.len()).filter(|index| {
+            let node = &self.0[*index].node;
+            self.0[..*index].iter().any(|earlier| earlier.node == *node)
+        });
+        twice.next().map_or(Ok(()), |index| Err(ExclusionError::Twice(index)))
     }
 
     /// As [`Self::check`], and checks that every revision can still be superseded.
@@ -205,6 +212,9 @@ mod tests {
             bad.0[1].reason = Some(reason.into());
             assert_eq!(bad.check(), Err(ExclusionError::Entry(1)));
         }
+        let twice =
+            Exclusions(vec![good.0[0].clone(), good.0[1].clone(), Exclusion { revision: 9, ..good.0[0].clone() }]);
+        assert_eq!(twice.check(), Err(ExclusionError::Twice(2)));
         let many = Exclusions(vec![good.0[0].clone(); EXCLUSIONS_MAX + 1]);
         assert_eq!(many.check(), Err(ExclusionError::TooMany(EXCLUSIONS_MAX + 1)));
     }
