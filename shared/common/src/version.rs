@@ -6,7 +6,7 @@ use std::cell::Cell;
 /// Lowest wire version that this build speaks.
 pub const WIRE_LOWEST: u16 = 4;
 /// Highest wire version that this build speaks.
-pub const WIRE_HIGHEST: u16 = 15;
+pub const WIRE_HIGHEST: u16 = 16;
 
 thread_local! {
     /// Version of the message that this thread encodes or decodes. Files and recordings use the highest.

@@ -250,7 +250,7 @@ mod tests {
 
     #[test]
     fn the_preamble_has_its_golden_bytes() {
-        let golden = *b"BRAMBLE\n\x04\0\x0f\0\0\0\0\0";
+        let golden = *b"BRAMBLE\n\x04\0\x10\0\0\0\0\0";
         assert_eq!(Preamble::OWN.encode(), golden);
         assert_eq!(Preamble::decode(golden), Some(Preamble::OWN));
         for byte in (0..8).chain(14..16) {
@@ -260,10 +260,10 @@ mod tests {
         }
         let (security, role, data_links) = (SECURITY_KEY, Some(Role::Node), Protection::Encrypted);
         let keyed = Preamble { security, has_aes: true, role, data_links, ..Preamble::OWN };
-        assert_eq!(keyed.encode(), *b"BRAMBLE\n\x04\0\x0f\0\x01\x01\x03\x02");
+        assert_eq!(keyed.encode(), *b"BRAMBLE\n\x04\0\x10\0\x01\x01\x03\x02");
         assert_eq!(Preamble::decode(keyed.encode()), Some(keyed));
         let owner = Preamble { role: Some(Role::Owner), ..keyed };
-        assert_eq!(owner.encode(), *b"BRAMBLE\n\x04\0\x0f\0\x01\x03\x02\x02", "version 4 reads an operator");
+        assert_eq!(owner.encode(), *b"BRAMBLE\n\x04\0\x10\0\x01\x03\x02\x02", "version 4 reads an operator");
         assert_eq!(Preamble::decode(owner.encode()), Some(owner));
         assert_eq!((keyed.cipher(keyed), keyed.cipher(Preamble::OWN)), (Cipher::AesGcm, Cipher::ChaChaPoly));
     }

@@ -8,7 +8,7 @@ use std::cmp::Ordering;
 use common::sampling::SamplingParameters;
 
 use super::{
-    AHEAD_MAX, CANDIDATES_FIRST, CANDIDATES_MORE, Candidate, List, SampleError,
+    AHEAD_MAX, CANDIDATES_FIRST, CANDIDATES_MORE, Candidate, List, SampleError, floor,
     message::{Answer, AnswerBody, Candidates, Query, Summary, order},
     random::Noise,
 };
@@ -37,6 +37,8 @@ pub struct Chooser {
     walk: CandidateWalk,
     /// Candidates whose rank in the order was queried, and the probability ahead of each.
     asked: Vec<(Scored, f64)>,
+    /// Least scaled logit of a token that may still be sampled: below it, `min_p` or the nucleus excludes all.
+    floor: f32,
     /// The tokens that [`Chooser::draw_among`] may sample.
     pool: Vec<Candidate>,
     rounds: u32,
@@ -94,6 +96,7 @@ impl Chooser {
         self.noise = Noise::new(parameters.seed, position);
         self.raw = merge(summaries.clone().map(|summary| (summary.raw_max, summary.raw_sum)));
         self.scaled = merge(summaries.clone().map(|summary| (summary.scaled_max, summary.scaled_sum)));
+        self.floor = floor(parameters.min_p, self.scaled.0);
         self.top.clear();
         self.top.extend(summaries.clone().flat_map(|summary| summary.top.iter().copied()));
         self.top.sort_unstable_by(|a, b| order((a.1, a.0), (b.1, b.0)));
@@ -141,6 +144,8 @@ impl Chooser {
             let limit = self.draw.top_p * self.scaled.1;
             let inside = self.asked.iter().find(|(_, mass)| *mass == 0.0 || *mass < limit);
             let chosen = inside.map(|(scored, _)| scored.candidate);
+            // If none is inside the nucleus, neither is any token that is less probable than one of them.
+            self.floor = self.asked.iter().fold(self.floor, |floor, (scored, _)| floor.max(scored.candidate.scaled));
             self.asked.clear();
             return match chosen {
                 Some(candidate) => Ok(self.done(candidate)),
@@ -153,9 +158,6 @@ impl Chooser {
         let candidates = answers.iter().filter_map(Answer::candidates);
         match self.draw.top_k {
             0 => {
-                if candidates.clone().all(|list| list.list.is_empty()) {
-                    return Err(SampleError::NoToken);
-                }
                 self.take(candidates);
                 self.walk_on()
             }
@@ -227,7 +229,7 @@ impl Chooser {
             });
             let sure = sure.count().min(AHEAD_MAX);
             let (least, largest) = (self.draw.min_p, f64::from(self.scaled.0));
-            let looked_at = self.walk.ahead.drain(..sure);
+            let looked_at = self.walk.ahead.drain(..sure).filter(|scored| scored.candidate.scaled >= self.floor);
             let looked_at = looked_at.filter(|scored| (f64::from(scored.candidate.scaled) - largest).exp() >= least);
             self.asked.extend(looked_at.map(|scored| (scored, 0.0)));
             if let Some((first, _)) = self.asked.first()
@@ -245,7 +247,7 @@ impl Chooser {
                 return Err(SampleError::NoToken);
             }
             if sure == 0 {
-                return Ok(self.ask(Query::More { place: self.place }));
+                return Ok(self.ask(Query::More { place: self.place, floor: self.floor }));
             }
         }
     }

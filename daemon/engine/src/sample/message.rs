@@ -55,6 +55,8 @@ pub enum Query {
     More {
         /// Row in the step.
         place: u16,
+        /// Least scaled logit of a token that may still be sampled. Since wire version 16.
+        floor: f32,
     },
     /// The k best by scaled logit.
     Best {
@@ -80,7 +82,7 @@ impl Query {
     /// Row of the token in the step.
     pub fn place(&self) -> usize {
         match self {
-            Self::Ahead { place, .. } | Self::More { place } | Self::Best { place, .. } => usize::from(*place),
+            Self::Ahead { place, .. } | Self::More { place, .. } | Self::Best { place, .. } => usize::from(*place),
         }
     }
 
@@ -97,9 +99,10 @@ impl Query {
                     out.extend(id.to_le_bytes());
                 }
             }
-            Self::More { place } => {
+            Self::More { place, floor } => {
                 out.push(1);
                 out.extend(place.to_le_bytes());
+                out.extend(floor.to_le_bytes());
             }
             Self::Best { place, count } => {
                 out.push(2);
@@ -124,7 +127,7 @@ impl Query {
                 let candidates = (0..count).map(|_| Ok((reader.f32()?, reader.u32()?))).collect::<Result<_, _>>()?;
                 Self::Ahead { place, reference, candidates }
             }
-            1 => Self::More { place },
+            1 => Self::More { place, floor: reader.f32()? },
             2 => Self::Best { place, count: reader.count(TOP_K_MAX as usize)? as u16 },
             _ => return Err(SampleError::Broken("unknown query")),
         };

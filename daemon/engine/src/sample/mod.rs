@@ -25,6 +25,13 @@ const AHEAD_MAX: usize = 32;
 /// A list that needs no heap up to the usual message length; only a top-k above [`CANDIDATES_MORE`] exceeds it.
 type List<T, const N: usize> = SmallVec<[T; N]>;
 
+/// A scaled logit that all tokens reach whose probability is at least `min_p` of the largest one's.
+fn floor(min_p: f32, largest: f32) -> f32 {
+    // Rounding must not exclude a token.
+    let slack = 1e-6 * (1.0 + f64::from(largest).abs());
+    (f64::from(largest) + f64::from(min_p).ln() - slack) as f32
+}
+
 /// Why no token can be sampled.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SampleError {

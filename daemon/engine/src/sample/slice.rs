@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use common::sampling::SamplingParameters;
 
 use super::{
-    AHEAD_MAX, CANDIDATES_FIRST, CANDIDATES_MORE, Candidate, List, SampleError,
+    AHEAD_MAX, CANDIDATES_FIRST, CANDIDATES_MORE, Candidate, List, SampleError, floor,
     message::{Answer, AnswerBody, Candidates, Query, Summary},
     random::Noise,
 };
@@ -86,7 +86,8 @@ impl Slice {
         let candidates = match parameters.top_k as usize {
             _ if parameters.temperature <= 0.0 => self.candidates(&by_logit(self, 1)),
             k if (1..=CANDIDATES_MORE).contains(&k) => self.candidates(&by_logit(self, k)),
-            0 => self.more(CANDIDATES_FIRST),
+            // The largest logit of all ranks may exclude more; this one only what is excluded anyway.
+            0 => self.more(CANDIDATES_FIRST, floor(parameters.min_p, scaled_max)),
             _ => Candidates::default(),
         };
         Summary { raw_max, raw_sum, scaled_max, scaled_sum, top, candidates }
@@ -120,7 +121,7 @@ impl Slice {
     pub fn answer(&mut self, query: &Query) -> Result<Answer, SampleError> {
         let body = match query {
             Query::Ahead { reference, candidates, .. } => AnswerBody::Ahead(self.ahead(*reference, candidates)),
-            Query::More { .. } => AnswerBody::Candidates(self.more(CANDIDATES_MORE)),
+            Query::More { floor, .. } => AnswerBody::Candidates(self.more(CANDIDATES_MORE, *floor)),
             Query::Best { count, .. } => {
                 let list = best(self.scaled.iter().copied(), usize::from(*count));
                 AnswerBody::Candidates(self.candidates(&list))
@@ -168,10 +169,13 @@ impl Slice {
         Candidate { id: self.begin + index, raw: self.raw[place], scaled: self.scaled[place] }
     }
 
-    /// The next candidates in the order of scaled logit + noise.
-    fn more(&mut self, count: usize) -> Candidates {
+    /// The next candidates in the order of scaled logit + noise, without those below a scaled logit.
+    fn more(&mut self, count: usize, floor: f32) -> Candidates {
         let mut list: List<(f64, u32), { CANDIDATES_MORE + 1 }> = List::new();
         for (index, scaled) in self.scaled.iter().enumerate() {
+            if *scaled < floor {
+                continue;
+            }
             let id = self.begin + index as u32;
             let scaled = f64::from(*scaled);
             let full = list.len() == count;

@@ -160,6 +160,33 @@ fn split_sampling_equals_sampling_over_all_logits() {
     check(&penalised, 300, 100, 6.0);
 }
 
+/// The few tokens that may be sampled have scores like those of all others: each round rules out most of the rest.
+#[test]
+fn narrow_choices_among_flat_logits_take_few_rounds() {
+    let (draws, worlds) = (20, 8);
+    let narrow = [
+        parameters(|p| (p.temperature, p.top_p) = (50.0, 1e-4)),
+        parameters(|p| (p.temperature, p.min_p) = (50.0, 0.995)),
+        parameters(|p| (p.temperature, p.min_p, p.top_p) = (50.0, 0.97, 0.001)),
+    ];
+    for p in narrow {
+        let rounds = check(&p, 32_000, draws, 4.0);
+        assert!(rounds <= 12 * draws * worlds, "{rounds} rounds for {} tokens", draws * worlds);
+    }
+}
+
+/// Each rank's first message has its whole slice, and does not say so.
+#[test]
+fn ranks_without_further_tokens_end_the_choice() {
+    let p = parameters(|p| (p.temperature, p.top_p) = (5.0, 0.01));
+    let mut random = TestRandom(9);
+    for position in 0..200 {
+        let logits: Vec<f32> = (0..2 * CANDIDATES_FIRST).map(|_| random.logit(4.0)).collect();
+        let chosen = draw(&mut Chooser::default(), &p, position, &[], &logits, &[CANDIDATES_FIRST, CANDIDATES_FIRST]);
+        assert_eq!(chosen.id, reference(&p, position, &[], &logits));
+    }
+}
+
 #[test]
 fn samples_follow_the_softmax() {
     let logits: Vec<f32> = (0..24).map(|id| (id as f32 * 0.37).sin() * 2.0).collect();
@@ -242,7 +269,7 @@ fn messages_cut_anywhere_are_errors() {
     let candidates = [(1.0, 2), (3.0, 4)].into_iter().collect();
     let queries = [
         Query::Ahead { place: 1, reference: 2.0, candidates },
-        Query::More { place: 1 },
+        Query::More { place: 1, floor: -2.5 },
         Query::Best { place: 1, count: 9 },
     ];
     for query in queries {
