@@ -2,6 +2,7 @@
 use std::time::Duration;
 
 use common::{fault::Fault, ids::Epoch};
+use telemetry::NodeReport;
 use topology::{Exclusion, Exclusions, Rolling, Topology, rolling};
 
 use super::{node::Node, sync};
@@ -159,6 +160,18 @@ impl ClusterState {
     /// Whether a node is excluded but still a member of the running topology, so that it accepts no new requests.
     pub fn is_cordoned(&self, node: &Node) -> bool {
         self.exclusion(node).is_some() && self.member_of(node).is_some()
+    }
+
+    /// Whether the nodes restore the topology by themselves: most of its members answer, and an included one that holds it
+    /// recovers it.
+    pub fn recovers(&self) -> bool {
+        let Some((topology, _)) = self.topology() else { return false };
+        let members = (0..topology.members.len()).filter_map(|member| self.node_of(member));
+        let open: Vec<&Node> = members.filter(|node| node.is_open() && node.report.is_some()).collect();
+        let holds = |report: &NodeReport| report.topology.as_ref().is_some_and(|(held, ..)| held == topology);
+        let restores = |node: &&Node| node.report.as_ref().is_some_and(|report| report.recovers && holds(report));
+        2 * open.len() > topology.members.len()
+            && open.into_iter().filter(restores).any(|node| self.exclusion(node).is_none())
     }
 
     /// Whether an assignment of this console is in progress.

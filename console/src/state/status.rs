@@ -171,6 +171,12 @@ pub fn hint(state: &State) -> String {
         ClusterStatus::Broken(name) if silent(state).is_some_and(|node| node.name() == name) => {
             format!("{name} sends nothing: its process is stopped, or it is cut off. r assigns again once it answers.")
         }
+        ClusterStatus::Broken(name) if state.cluster.recovers() && state.cluster.all_open() => {
+            format!("{name} left the topology. The nodes recover by themselves; r assigns it at once.")
+        }
+        ClusterStatus::Broken(name) if state.cluster.recovers() => {
+            format!("{name} is missing: start brambled there. A prompt sent now waits until the nodes serve.")
+        }
         ClusterStatus::Broken(name) if state.cluster.all_open() => {
             format!("{name} left the topology. r, or the next prompt, assigns it again.")
         }

@@ -90,8 +90,8 @@ fn on_report(state: &mut State, node: usize, report: NodeReport) -> Vec<Effect> 
     if state.cluster.assignment == AssignmentStatus::WaitsForNodes {
         effects.extend(assign(state));
     }
-    // During a rolling restart only reports show that a topology runs.
-    if state.is_operating() && state.cluster.is_ready() {
+    // Only reports show that a topology runs that the nodes restored, or that a rolling restart goes on.
+    if state.cluster.is_ready() {
         effects.extend(generate::release_held(state));
     }
     effects

@@ -75,9 +75,10 @@ pub(super) fn check(state: &mut State) -> Result<(), Vec<Effect>> {
     Ok(())
 }
 
-/// Whether a topology is about to run.
+/// Whether a topology is about to run. What the nodes restore is not assigned: they would not take a lost member back into
+/// a topology without it.
 fn is_pending(state: &State) -> bool {
-    state.cluster.is_assigning() || state.is_operating()
+    state.cluster.is_assigning() || state.is_operating() || state.cluster.recovers()
 }
 
 /// Sends a prompt, or keeps it until a topology runs.
@@ -90,15 +91,15 @@ pub(super) fn start(state: &mut State, prompt: String) -> Vec<Effect> {
     if is_pending(state) { Vec::new() } else { assign(state) }
 }
 
-/// Sends a held prompt once a topology runs, or assigns one if no assignment is under way.
+/// Sends a held prompt once a topology runs, or assigns one if none is about to run.
 pub(super) fn release_held(state: &mut State) -> Vec<Effect> {
-    if state.generation.request.phase != Phase::Held || state.cluster.is_assigning() {
+    if state.generation.request.phase != Phase::Held {
         return Vec::new();
     }
     if state.cluster.is_ready() {
         return send(state);
     }
-    if state.is_operating() || state.cluster.assignment == AssignmentStatus::WaitsForNodes {
+    if is_pending(state) || state.cluster.assignment == AssignmentStatus::WaitsForNodes {
         Vec::new()
     } else {
         assign(state)

@@ -1,10 +1,16 @@
 //! Seeds, the pinned result and the sampling form.
-use common::sampling::SamplingParameters;
+use common::{ids::Epoch, sampling::SamplingParameters};
+use telemetry::{NodeReport, NodeState};
+use topology::{Exclusions, Layout};
 
 use crate::{
-    fixtures::{Story, finished},
+    fixtures::{Story, address, finished, name, running},
     keymap::KeyCode,
-    state::result::{Difference, GenerationResult, difference},
+    state::{
+        request::Phase,
+        result::{Difference, GenerationResult, difference},
+        status::hint,
+    },
     update::effect::Effect,
     update::event::{Event, GenerateEvent},
 };
@@ -73,4 +79,37 @@ fn form_values_are_applied_and_errors_shown_in_the_form() {
         story.state.screen.form.is_none() && story.state.generation.defaults.max_tokens == 9,
         "Esc changes nothing"
     );
+}
+
+/// The nodes vote a member out: the prompt waits for their topology, because one that this console assigns would be the
+/// desired one, and the member would not return.
+#[test]
+fn prompt_waits_for_the_topology_that_the_nodes_restore() {
+    let voted_out = |recovers| {
+        let mut story = Story::ready();
+        let mut exclusions = Exclusions::default();
+        exclusions.say(&name(3), &address(3), Some("too slow"), "the nodes");
+        for node in 0..3 {
+            let exclusions = exclusions.clone();
+            story.report(node, NodeReport { exclusions, recovers, ..running(node, NodeState::Faulted, false) });
+        }
+        story.effects.clear();
+        story.on(Event::Paste("x".to_owned())).key(KeyCode::Enter);
+        assert_eq!(story.state.generation.request.phase, Phase::Held);
+        story
+    };
+    let mut story = voted_out(true);
+    assert_eq!(story.effects, []);
+    assert!(hint(&story.state).contains("recover by themselves"), "{}", hint(&story.state));
+    for node in 0..3 {
+        let mut report = running(node, NodeState::Ready, false);
+        let (topology, hash, _) = report.topology.as_mut().expect("it runs");
+        topology.layout = Layout::alike(1, 1, 3);
+        topology.members.truncate(3);
+        *hash = topology.hash();
+        report.epoch = Epoch(4);
+        story.report(node, report);
+    }
+    assert!(matches!(story.effects.as_slice(), [Effect::Generate { head: 0, .. }]), "{:?}", story.effects);
+    assert!(matches!(voted_out(false).effects.as_slice(), [Effect::Assign { .. }]));
 }

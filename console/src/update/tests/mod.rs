@@ -193,6 +193,10 @@ fn next_prompt_assigns_after_a_lost_node_is_back() {
     let mut story = Story::lost();
     assert_eq!(story.state.generation.request.phase, Phase::Failed(lost_fault()));
     assert!(!story.state.cluster.is_ready());
+    // Without a state folder, the nodes do not restore the topology.
+    for node in [0, 1, 3] {
+        story.report(node, telemetry::NodeReport { recovers: false, ..running(node, NodeState::Faulted, false) });
+    }
     story.effects.clear();
     story.on(Event::Paste("once more".to_owned())).key(KeyCode::Enter);
     assert_eq!((story.effects.len(), &story.state.cluster.assignment), (0, &AssignmentStatus::WaitsForNodes));
