@@ -41,7 +41,8 @@ for file; do
 done
 
 cd "$folder"
-# Writes all new files next to the old ones, then renames them, the signature last: a reader sees either state.
+# Writes all new files next to the old ones, then renames them, the signature last. A node that reads in between finds an index that
+# does not fit its signature and refuses it; its next `apt update` works.
 new=$(mktemp -d .new.XXXXXX)
 trap 'rm -rf "$folder/$new"' EXIT
 dpkg-scanpackages --multiversion . /dev/null >"$new/Packages" 2>"$new/log" || { cat "$new/log" >&2; fail "dpkg-scanpackages"; }

@@ -147,9 +147,12 @@ within 60 "it serves again" sh -c "$(declare -f property ctr); init=$init; prope
 
 step "console restart"
 pid=$(property MainPID)
+ctr sh -c 'echo "log_dir = \"/var/log/bramble\"" >>/etc/bramble/bramble.toml'
 ctr console restart --nodes 127.0.0.1 --yes || fail "console restart"
 is_not MainPID "$pid" || fail "it is the same process"
 is ActiveState active || fail "it is not active"
+ctr sh -c 'cat /var/log/bramble/* | grep listen >/dev/null' || fail "it writes no log files"
+ctr nsenter -t "$(property MainPID)" -m test -w /mnt || fail "it cannot use disks below /mnt"
 
 step "reload"
 pid=$(property MainPID)
@@ -198,7 +201,7 @@ said "nonsense\|bramble.toml is invalid" || fail "the journal does not show the 
 
 step "purge"
 ctr apt-get purge -y bramble-daemon bramble-console >"target/boot/$arch.purge.log" 2>&1 || fail "purge"
-for path in /etc/bramble /etc/needrestart/conf.d/bramble.conf /var/lib/bramble /run/bramble /usr/share/bramble \
+for path in /etc/bramble /etc/needrestart/conf.d/bramble.conf /var/lib/bramble /var/log/bramble /run/bramble /usr/share/bramble \
     /usr/bin/brambled /usr/bin/console /usr/lib/systemd/system/brambled.service \
     /usr/lib/systemd/system/bramble-governor.service; do
     ! ctr test -e $path || fail "purge left $path"

@@ -58,7 +58,8 @@ need dpkg-dev gcc libc6-dev
 command -v python3 >/dev/null || { echo "build-deb: needs python3" >&2; exit 1; }
 [ -x "$tools/bin/cargo-deb" ] || cargo install cargo-deb --version 3.8.0 --locked --root "$tools"
 
-rm -rf "$out"
+# Man pages of commands that no longer exist must not be packed.
+rm -rf "$out" target/packaging
 mkdir -p "$out"
 (prepare amd64 && cargo run --release --locked -p bramble-tests --bin manual -- target/packaging)
 for arch in $archs; do

@@ -7,6 +7,7 @@ pub mod gateway;
 pub mod health;
 pub mod keys;
 pub mod kv_store;
+mod listening;
 pub mod log;
 pub mod node;
 pub mod pair;

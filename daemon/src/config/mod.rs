@@ -42,7 +42,8 @@ pub struct DaemonArguments {
     /// Compute threads [default: set by the assignment]
     #[arg(long, value_name = "N")]
     threads: Option<u16>,
-    /// Address and port of the OpenAI API, or `off` [default: 127.0.0.1:9980, or the loopback address of --listen]
+    /// Address and port of the HTTP APIs, /metrics and the web page, or `off` [default: 127.0.0.1:9980, or the loopback
+    /// address of --listen]
     #[arg(long, value_name = "ADDR:PORT|off")]
     http: Option<String>,
     /// Node with a topology, for a node without a shard; repeatable
@@ -229,7 +230,7 @@ pub struct Config {
     pub data_links: Protection,
     /// Whether everyone may use the node while it has no key.
     pub insecure: bool,
-    /// The OpenAI API.
+    /// The HTTP APIs.
     pub http: gateway::GatewaySettings,
 }
 

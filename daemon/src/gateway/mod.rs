@@ -78,6 +78,7 @@ use self::{
     parsing::Parsing, responses::ResponseStore, scores::ScoreBudget, sessions::Sessions, texts::TextTurns,
     trace::Traces,
 };
+use crate::listening;
 
 /// Time limit for the last errors to reach clients at the end of the drain.
 const LAST_WORDS: Duration = Duration::from_millis(500);
@@ -144,7 +145,7 @@ pub struct RunningGateway {
 /// An explicitly configured address cannot be bound.
 pub async fn bind(settings: &GatewaySettings) -> anyhow::Result<Option<TcpListener>> {
     let Some(address) = settings.listen else { return Ok(None) };
-    match TcpListener::bind(address).await {
+    match listening::listen(address).await {
         Ok(listener) => Ok(Some(listener)),
         Err(error) if settings.is_default => {
             tracing::warn!("no HTTP API: cannot listen on {address} ({error}); use another --http ADDR:PORT, or off");

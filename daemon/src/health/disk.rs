@@ -69,13 +69,13 @@ fn parse(line: &str) -> Option<Mount> {
     let (before, after) = line.split_once(" - ")?;
     let before: Vec<&str> = before.split(' ').collect();
     let after: Vec<&str> = after.split(' ').collect();
-    let is_ro = |options: Option<&&str>| options.is_some_and(|options| options.split(',').any(|option| option == "ro"));
     Some(Mount {
         number: (*before.get(2)?).into(),
         point: before.get(4)?.replace("\\040", " "),
         kind: (*after.first()?).into(),
         source: (*after.get(1)?).into(),
-        is_read_only: is_ro(before.get(5)) || is_ro(after.get(2)),
+        // Of the file system, not of the mount: in the service's own view every mount outside the writable folders is `ro`.
+        is_read_only: after.get(2).is_some_and(|options| options.split(',').any(|option| option == "ro")),
     })
 }
 
@@ -151,5 +151,19 @@ impl Reads {
             }
         }
         self.best
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_file_system_that_is_read_only_counts() {
+        let is_read_only = |line| parse(line).map(|mount| mount.is_read_only);
+        let in_the_unit = "31 25 8:1 / /mnt/ssd ro,noatime master:9 - ext4 /dev/sda1 rw,errors=remount-ro";
+        assert_eq!(is_read_only(in_the_unit), Some(false));
+        let after_an_error = "31 25 8:1 / /mnt/ssd rw,noatime shared:9 - ext4 /dev/sda1 ro,errors=remount-ro";
+        assert_eq!(is_read_only(after_an_error), Some(true));
     }
 }

@@ -20,7 +20,7 @@ use std::{
 use anyhow::Context;
 use engine::Variant;
 use kernels::Kernels;
-use protocol::{BUILD, NUMERIC_VERSION, handshake::Identity, noise::keyring};
+use protocol::{BUILD, NUMERIC_VERSION, handshake::Identity};
 use tokio::{
     io::AsyncReadExt,
     net::TcpListener,
@@ -38,7 +38,7 @@ use crate::{
     config::{Config, DaemonArguments},
     gateway,
     health::machine,
-    keys,
+    keys, listening,
     node::{
         Event,
         driver::{
@@ -118,8 +118,7 @@ impl Signals {
 /// # Errors
 /// The address cannot be bound.
 pub async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
-    let listener = TcpListener::bind(address).await;
-    listener.with_context(|| match port::holder(address) {
+    listening::listen(address).await.with_context(|| match port::holder(address) {
         Some(holder) => format!(
             "cannot listen on {address}: {holder} holds it; stop that process or use another \
          --listen"
@@ -259,14 +258,12 @@ async fn reload_at(mut hangups: Signal, inputs: Sender<Input>, arguments: Daemon
         let arguments = arguments.clone();
         match tokio::task::spawn_blocking(move || {
             let config = Config::load(arguments)?;
-            let keyring = keys::load(&config)?;
-            anyhow::Ok((config, keyring))
+            keys::reload(&config)?;
+            anyhow::Ok(config)
         })
         .await
         {
-            Ok(Ok((config, keyring))) => {
-                keys::tell(keyring.current(), &config.key_file);
-                keyring::set_own(keyring);
+            Ok(Ok(config)) => {
                 let _ = inputs.send(Input::Reloaded(Box::new(config))).await;
             }
             Ok(Err(error)) => tracing::error!("cannot reload the settings: {error:#}"),

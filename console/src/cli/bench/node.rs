@@ -258,7 +258,7 @@ pub(in crate::cli) struct NodeOptions {
     /// Repeats, of which the median is reported [default: 3; 9 for matrix products]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(BENCH_REPEATS_MAX)))]
     repeats: Option<u32>,
-    /// Format of the KV cache: f16, q8_0 or f32
+    /// Format of the KV cache: f16, q8_0, q4_0 or f32
     #[arg(long, default_value = "f16", value_parser = <KvFormat as std::str::FromStr>::from_str)]
     kv: KvFormat,
     /// MiB of memory to read for the bandwidth, which must exceed the caches [default: a quarter of the free

@@ -38,8 +38,8 @@ const WATCH_MS: u32 = 250;
 /// Options of `console screen`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Screen {
-    /// Page to print: cluster, topology, sync, generate, requests, events or node; keys: the active key bindings, in the
-    /// format of ~/.config/bramble/keys.toml
+    /// Page to print: cluster, topology, sync, generate, requests, events, node, models or chat; keys: the active key
+    /// bindings, in the format of ~/.config/bramble/keys.toml
     #[arg(value_name = "PAGE", value_parser = page)]
     page: Printed,
     #[arg(skip)]

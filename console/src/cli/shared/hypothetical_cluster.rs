@@ -67,7 +67,7 @@ pub(crate) struct Hypothetical {
     /// Format of the partial sums that nodes exchange: f32, f16 or q80
     #[arg(long, default_value = "f32", value_parser = exchange)]
     pub(crate) exchange: Exchange,
-    /// Format of the KV cache: f16, q8_0 or f32
+    /// Format of the KV cache: f16, q8_0, q4_0 or f32
     #[arg(long, default_value = "f16", value_parser = <KvFormat as std::str::FromStr>::from_str)]
     pub(crate) kv: KvFormat,
     /// Prompt length in tokens
