@@ -1,5 +1,9 @@
 //! The key file of a node: read at start and at SIGHUP, written when the node is adopted or its cluster's key changes.
-use std::{path::Path, time::SystemTime};
+use std::{
+    path::Path,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::SystemTime,
+};
 
 use anyhow::ensure;
 use common::fault::FaultKind;
@@ -12,6 +16,13 @@ use protocol::{
 };
 
 use crate::config::Config;
+
+/// Held while the keys are compared, written or read, and used: a reload must not bring back those of a moment ago.
+static TURN: Mutex<()> = Mutex::new(());
+
+fn turn() -> MutexGuard<'static, ()> {
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Reads the key file that the settings name; without one, the node has no key.
 ///
@@ -34,11 +45,33 @@ fn keyring_of(held: Vec<Held>, config: &Config) -> Keyring {
     keyring
 }
 
-/// Writes keys to the disk and uses them from now on.
+/// Reads the key file again and uses its keys from now on.
+///
+/// # Errors
+/// As [`load`].
+pub fn reload(config: &Config) -> anyhow::Result<()> {
+    let _turn = turn();
+    let keyring = load(config)?;
+    tell(keyring.current(), &config.key_file);
+    keyring::set_own(keyring);
+    Ok(())
+}
+
+/// Gives a node without a key its first one; false if another console was faster.
 ///
 /// # Errors
 /// The file cannot be written.
-pub fn keep(held: Vec<Held>, config: &Config) -> std::io::Result<()> {
+pub fn adopt(key: Key, config: &Config) -> std::io::Result<bool> {
+    let _turn = turn();
+    if keyring::own().has_key() {
+        return Ok(false);
+    }
+    keep(vec![Held { key, until: None }], config)?;
+    Ok(true)
+}
+
+/// Writes keys to the disk and uses them from now on.
+fn keep(held: Vec<Held>, config: &Config) -> std::io::Result<()> {
     keyring::write(&config.key_file, &held)?;
     tell(held.first().map(|held| &held.key), &config.key_file);
     keyring::set_own(keyring_of(held, config));
@@ -50,6 +83,7 @@ pub fn keep(held: Vec<Held>, config: &Config) -> std::io::Result<()> {
 /// # Errors
 /// The node has no key, the console does not have it, or the file cannot be written.
 pub fn take(rekey: &Rekeying, config: &Config) -> Result<String, FaultKind> {
+    let _turn = turn();
     let (keyring, refused) = (keyring::own(), |reason: &str| FaultKind::KeyRefused { reason: reason.into() });
     let now = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |elapsed| elapsed.as_secs());
     let next = next(rekey, &keyring).map_err(refused)?;

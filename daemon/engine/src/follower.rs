@@ -103,6 +103,7 @@ impl Follower {
                     self.payload.clear();
                     self.payload.extend_from_slice(payload);
                     links.consume(leader)?;
+                    group.catch_up(header.step);
                     group.timing.idle();
                     self.execute(&order.map_err(|_| EngineError::Message(FrameKind::Transfer))?)?;
                 }

@@ -15,7 +15,6 @@ use protocol::{
     connection::{self, answer, read_short, refuse, write_short},
     noise::{
         key::Key,
-        keyring::{self, Held},
         pake::{Code, ELEMENT_BYTES, Pake},
     },
     pairing::{Adopt, Adopted},
@@ -149,24 +148,21 @@ impl Desk {
     }
 
     async fn adopt(&self, adopt: &Adopt, config: &Config) -> Result<Adopted, FaultKind> {
-        if keyring::own().has_key() {
-            // Another console adopted the node first.
-            return Err(FaultKind::Claimed);
-        }
         let key = Key::Secret(adopt.secret);
         let (fingerprint, state, config) = (key.fingerprint(), self.state.clone(), config.clone());
         let node = config.name.clone();
         let kept = spawn_blocking(move || {
-            keys::keep(vec![Held { key, until: None }], &config)?;
+            let is_kept = keys::adopt(key, &config)?;
             // A node with a key ignores codes.
-            pair::forget(&state).or_else(|error| {
+            if is_kept && let Err(error) = pair::forget(&state) {
                 tracing::warn!("cannot remove the code: {error}");
-                std::io::Result::Ok(())
-            })
+            }
+            std::io::Result::Ok(is_kept)
         });
         let kept = kept.await.map_err(|error| error.to_string()).and_then(|kept| kept.map_err(|e| e.to_string()));
-        kept.map_err(|reason| FaultKind::KeyRefused { reason })?;
-        Ok(Adopted { node, fingerprint })
+        let is_kept = kept.map_err(|reason| FaultKind::KeyRefused { reason })?;
+        // Otherwise another console adopted the node first.
+        if is_kept { Ok(Adopted { node, fingerprint }) } else { Err(FaultKind::Claimed) }
     }
 }
 

@@ -143,6 +143,13 @@ impl Group {
         self.timing.at_step(step);
     }
 
+    /// Follows the head to a step that began without a plan, as a benchmark of its stage does.
+    pub fn catch_up(&mut self, step: u64) {
+        if self.step != step {
+            self.begin_step(step);
+        }
+    }
+
     /// Sequence number of the step's next message outside of its all-reduces; all ranks count alike.
     pub fn next_sequence(&mut self) -> u32 {
         self.sequence += 1;

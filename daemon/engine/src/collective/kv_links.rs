@@ -124,6 +124,14 @@ impl KvLinks {
         FrameHeader { kind, from, length, epoch, hash, step, sequence, place, slowest, compute_ns, payload_sum }
     }
 
+    /// Drops the messages of a transfer that have not begun to be sent.
+    pub fn forget(&mut self, transfer: u64) {
+        for far in &mut self.links {
+            far.backlog.retain(|(header, _)| header.step != transfer);
+            far.backlog_bytes = far.backlog.iter().map(|(_, payload)| payload.len()).sum();
+        }
+    }
+
     /// Waits until the unsent bytes are within the limit.
     fn make_room(&mut self, to: MemberIndex) {
         let begin = Instant::now();
@@ -285,6 +293,30 @@ mod tests {
             assert!(got - before <= 17, "{} frames at once", got - before);
         }
         assert!(got == 200 && !sender.is_sending());
+    }
+
+    #[test]
+    fn messages_of_a_cancelled_transfer_are_dropped() {
+        let (mut sender, mut receiver, _) = pair();
+        for number in 0..200 {
+            let _bytes = sender.send(MemberIndex(5), 7, number, |out| out.resize(out.len() + 65_536, 0));
+        }
+        sender.send(MemberIndex(5), 8, 0, |out| out.push(8));
+        sender.forget(7);
+        let (mut old, mut new) = (0, 0);
+        let until = Instant::now() + Duration::from_secs(20);
+        while (new == 0 || sender.is_sending()) && Instant::now() < until {
+            sender.pump();
+            receiver.receive(1 << 20, |_, header, payload| {
+                if header.step == 7 {
+                    old += 1
+                } else {
+                    new += payload.len()
+                }
+                Taken::Done
+            });
+        }
+        assert!(old < 200 && new == 1 && !sender.is_sending(), "{old} and {new}");
     }
 
     #[test]

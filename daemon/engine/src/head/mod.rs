@@ -396,14 +396,18 @@ impl<'a> Head<'a> {
             let (run, rows) = (&run[scored..], *rows - scored as u32);
             if let Some(request) = self.requests.get_mut(key).filter(|_| !run.is_empty()) {
                 request.times.drafted_tokens += rows - 1;
-                request.times.accepted_tokens += run.len() as u32 - 1;
             }
-            for (_, chosen) in run {
+            for (place, (_, chosen)) in run.iter().enumerate() {
                 // The slot may be empty or hold another request by now: this one was cancelled, or finished at a
                 // speculative token.
-                if self.scheduler.key(*slot) == Some(*key) {
-                    self.sampled(*slot, chosen, sampling);
+                if self.scheduler.key(*slot) != Some(*key) {
+                    continue;
                 }
+                // It follows a speculative token.
+                if let Some(request) = self.requests.get_mut(key).filter(|_| place > 0) {
+                    request.times.accepted_tokens += 1;
+                }
+                self.sampled(*slot, chosen, sampling);
             }
         }
         tokens.clear();

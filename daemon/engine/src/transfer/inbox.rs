@@ -1,5 +1,8 @@
 //! Keys, values and states that a rank of a decode group receives: which are expected, and which have arrived.
-use std::ops::Range;
+use std::{
+    ops::Range,
+    time::{Duration, Instant},
+};
 
 use common::limits::KV_BLOCK_LENGTH;
 use protocol::frame::FrameHeader;
@@ -10,6 +13,10 @@ use crate::{
     collective::Taken,
     model::{KvCache, Memories, StateCache, UnitPlace, kv_cache},
 };
+
+/// How long the rest of a cancelled transfer is read and dropped: its sender ends its step first, and could not send
+/// anything else on a link that is full.
+const DRAIN: Duration = Duration::from_secs(10);
 
 /// A transfer in progress.
 #[derive(Debug)]
@@ -41,6 +48,8 @@ pub(super) struct Inbox {
     window: Option<usize>,
     latest: TransferId,
     list: Vec<Incoming>,
+    /// Until when parts of cancelled transfers may arrive.
+    drains_until: Option<Instant>,
 }
 
 impl Inbox {
@@ -48,12 +57,14 @@ impl Inbox {
     pub(super) fn new(plan: &ShardPlan, window: Option<usize>) -> Self {
         let heads_kv = plan.cuts.iter().map(|cut| cut.heads_kv.clone()).collect();
         let units = plan.cuts.iter().map(|cut| cut.heads.clone()).collect();
-        Self { layers: plan.layers.clone(), heads_kv, units, window, latest: TransferId(0), list: Vec::new() }
+        let (layers, latest, list) = (plan.layers.clone(), TransferId(0), Vec::new());
+        Self { layers, heads_kv, units, window, latest, list, drains_until: None }
     }
 
-    /// Whether any transfer is incomplete.
-    pub(super) fn is_waiting(&self) -> bool {
+    /// Whether the links are to be read: a transfer is incomplete, or was cancelled a moment ago.
+    pub(super) fn reads(&self) -> bool {
         self.list.iter().any(|incoming| !incoming.failed && incoming.received < incoming.expected)
+            || self.drains_until.is_some_and(|until| Instant::now() < until)
     }
 
     /// Replicas with incomplete transfers.
@@ -97,6 +108,10 @@ impl Inbox {
 
     /// Stops expecting a transfer.
     pub(super) fn close(&mut self, transfer: TransferId) {
+        let mut closed = self.list.iter().filter(|incoming| incoming.transfer == transfer);
+        if closed.any(|incoming| incoming.received < incoming.expected) {
+            self.drains_until = Some(Instant::now() + DRAIN);
+        }
         self.list.retain(|incoming| incoming.transfer != transfer);
     }
 

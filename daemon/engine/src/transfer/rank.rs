@@ -49,7 +49,7 @@ impl Transfers {
 
     /// Whether anything is to be sent or received: then the sockets are polled while the rank waits.
     pub fn is_busy(&self) -> bool {
-        self.0.as_ref().is_some_and(|rank| rank.links.is_sending() || rank.inbox.is_waiting())
+        self.0.as_ref().is_some_and(|rank| rank.links.is_sending() || rank.inbox.reads())
     }
 
     /// Executes an order of the head; false if it is invalid.
@@ -63,6 +63,7 @@ impl Transfers {
             TransferOrder::End { transfer, replica } => {
                 rank.inbox.close(*transfer);
                 rank.outbox.close(*transfer, *replica);
+                rank.links.forget(transfer.0);
             }
             TransferOrder::Tell { .. } | TransferOrder::Store(_) => {}
         }
@@ -105,7 +106,7 @@ impl RankTransfers {
     fn step(&mut self, mut memories: Memories<'_>) -> bool {
         self.links.pump();
         let Self { links, inbox, layout, .. } = self;
-        if !inbox.is_waiting() {
+        if !inbox.reads() {
             return false;
         }
         let bytes = links.receive(BETWEEN_STEPS, |member, header, payload| {
