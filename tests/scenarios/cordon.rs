@@ -30,6 +30,8 @@ fn node_whose_disk_is_full_is_excluded_and_the_rest_serves() {
     assert!(out.err.contains("pi2 cannot store the list"), "{}", out.err);
     let two = cluster.generate(3, PROMPT).completion();
     assert_eq!((two["topology"].as_str(), &two["token_ids"]), (Some("tp2"), &ids));
+    // A cordon would let the nodes load the model on it again.
+    order(&cluster, &["node", "cordon", "pi2", "--reason", "repair"]).assert_error(8, "state", &["pi2 is excluded"]);
     // The others keep it excluded, even if it is dead and was not named.
     cluster.signal(1, nix::sys::signal::Signal::SIGKILL);
     cluster.wait(1);

@@ -194,6 +194,23 @@ fn console_sends_a_file_and_doctor_names_differing_copies() {
     cluster.assert_alive();
 }
 
+#[test]
+fn damaged_file_is_named_and_removed_from_the_nodes_that_have_it() {
+    let (cluster, _folder, folders) = nodes(3);
+    let all = cluster.nodes();
+    fs::write(folders[0].join(NAME), bytes()).expect("it can be written");
+    fs::write(folders[2].join(NAME), &bytes()[..1000]).expect("it can be written");
+    assert_eq!(listed(&cluster, 2), [(NAME.to_owned(), "broken".to_owned())]);
+    let copy = ["model", "pull", NAME, "--from", "pi1", "--node", "pi3", "--nodes", &all, "--json"];
+    cluster.console(&copy).assert_error(4, "model_invalid", &["pi3", "console model remove"]);
+    // Without pi2, which has no such file.
+    let remove = ["model", "remove", NAME, "--nodes", &all, "--yes", "--json"];
+    let removed = cluster.console(&remove);
+    assert_eq!((removed.code, &removed.json()["removed"]), (Some(0), &json!(["pi1", "pi3"])), "{}", removed.err);
+    assert!(listed(&cluster, 0).is_empty() && listed(&cluster, 2).is_empty());
+    cluster.console(&remove).assert_error(4, "model_missing", &["pi1"]);
+}
+
 /// Nodes with separate model folders that serve a model, so that they have addresses for each other; and the HTTP
 /// address of the first.
 fn serving_nodes(count: usize) -> (Cluster, TempDir, Vec<PathBuf>, String) {
@@ -233,7 +250,7 @@ fn file_pulled_by_the_api_arrives_on_all_nodes() {
 
 #[test]
 fn pull_by_the_api_copies_what_is_missing_and_names_nodes_without_it() {
-    let (_cluster, _folder, folders, address) = serving_nodes(2);
+    let (mut cluster, _folder, folders, address) = serving_nodes(2);
     fs::write(folders[0].join(NAME), bytes()).expect("the folder can be written");
     // No server is asked for a file that the node has.
     let [plain, streamed] =
@@ -251,8 +268,14 @@ fn pull_by_the_api_copies_what_is_missing_and_names_nodes_without_it() {
     let pulled = as_operator(&address, "POST", "/api/pull", &plain);
     assert_eq!(pulled.good(), json!({"status": "success"}));
     assert_eq!(fs::read(folders[1].join(NAME)).expect("it is there"), bytes());
-    // With nothing left to do, it succeeds again.
-    as_operator(&address, "POST", "/api/pull", &plain).good();
+    // With nothing left to do, it succeeds again, and names the node that may lack the model.
+    cluster.signal(1, nix::sys::signal::Signal::SIGKILL);
+    cluster.wait(1);
+    let reports = lines(&as_operator(&address, "POST", "/api/pull", &streamed));
+    let silent = format!("no answer from {}", cluster.addresses[1]);
+    let names_it = |line: &Value| line["status"].as_str().is_some_and(|status| status.starts_with(&silent));
+    assert!(reports.iter().any(names_it), "{reports:?}");
+    assert_eq!(reports.last(), Some(&json!({"status": "success"})));
 }
 
 #[test]

@@ -8,7 +8,10 @@ use harness::{
     slowing::Slowed,
     terminal::Terminal,
 };
-use nix::sys::signal::Signal;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use serde_json::Value;
 
 const PROMPT: &[&str] = &["--prompt", "ROMEO:", "--max-tokens", "4", "--temperature", "0"];
@@ -147,6 +150,47 @@ fn running_requests_finish_before_a_node_is_excluded() {
     assert_eq!(ended.completion()["token_ids"].as_array().map(Vec::len), Some(150), "the running request must finish");
     let out = finish(excluding);
     assert_eq!((out.code, out.json()["topology"].as_str()), (Some(0), Some("tp2")), "{} {}", out.out, out.err);
+}
+
+/// The list excludes a member of the running topology while its requests finish: heads refuse new ones.
+#[test]
+fn interrupted_exclusion_is_taken_back() {
+    let models = deep_models();
+    let cluster = Cluster::with(3, models.path(), "");
+    let child = cluster.start_generation("150");
+    let nodes = cluster.nodes();
+    let excluding = spawn_console(&["node", "exclude", "pi2", "--reason", "hot", "--nodes", &nodes, "--yes", "--json"]);
+    wait_until("the head has the exclusion", || !cluster.status(0)["exclusions"].as_array().is_none_or(Vec::is_empty));
+    kill(Pid::from_raw(excluding.id() as i32), Signal::SIGINT).expect("it runs");
+    let ended = finish(excluding);
+    assert!(ended.code == Some(130) && ended.err.contains("pi2 is not excluded"), "{} {}", ended.out, ended.err);
+    for index in 0..3 {
+        let list = cluster.status(index)["exclusions"].clone();
+        assert!(list.as_array().is_some_and(|list| list.iter().all(|entry| entry["reason"].is_null())), "{list}");
+    }
+    let more = ["--model", DEEP, "--prompt", "ab", "--max-tokens", "1", "--topology", "tp3"];
+    cluster.generate(3, &more).completion();
+    assert_eq!(finish(child).completion()["token_ids"].as_array().map(Vec::len), Some(150));
+}
+
+#[test]
+fn restart_keeps_the_desired_topology_and_leaves_cordoned_replicas_alone() {
+    let cluster = Cluster::supervised(3, &demo_models(), "");
+    generates(&cluster, 3);
+    assert_eq!(operate(&cluster, &["node", "exclude", "pi3", "--reason", "fan"]).json()["topology"], "tp2");
+    let ended = operate(&cluster, &["restart"]);
+    assert_eq!(
+        (ended.code, &ended.json()["restarted"]),
+        (Some(0), &serde_json::json!(["pi1", "pi2"])),
+        "{}",
+        ended.err
+    );
+    let status = cluster.status(0);
+    assert_eq!((status["topology"]["layout"].as_str(), status["desired"].as_str()), (Some("tp2"), Some("tp3")));
+    assert_eq!(operate(&cluster, &["node", "cordon", "pi2", "--reason", "fan"]).code, Some(0));
+    let first = cluster.pid(0);
+    operate(&cluster, &["restart"]).assert_error(4, "excluded", &["pi2"]);
+    assert_eq!(cluster.pid(0), first, "its topology could not be assigned again");
 }
 
 #[test]

@@ -35,30 +35,26 @@ pub struct ExclusionOutcome {
     pub assigned: Option<Assigned>,
 }
 
+/// What an exclusion that is stopped leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WhenStopped {
+    /// The node is cordoned.
+    Cordoned,
+    /// Everything is as it was.
+    AsBefore,
+}
+
 /// Excludes the node (with `reason`) or includes it (`None`). A running topology is assigned again: without the
 /// node, or with it at its place in cluster order. To be excluded, the node need not answer, store the list or be in
-/// the list of given nodes.
+/// the list of given nodes. While requests finish or nodes load, `stop` ends the operation.
 ///
 /// # Errors
-/// Too few nodes store the list, or the assignment failed. The previous topology then keeps serving.
+/// Too few nodes store the list, the assignment failed, or it was stopped. The previous topology then keeps serving.
 pub async fn exclude(
     cluster: Cluster,
     node: usize,
     reason: Option<&str>,
-    tell: &(dyn Fn(OperateEvent) + Sync),
-) -> Result<ExclusionOutcome, Fault> {
-    exclude_until(cluster, node, reason, &CancellationToken::new(), tell).await
-}
-
-/// Like [`exclude`]. While requests finish or nodes load, `stop` ends the operation and leaves the node cordoned.
-///
-/// # Errors
-/// Those of [`exclude`], and [`FaultKind::AssignmentAborted`].
-pub async fn exclude_until(
-    cluster: Cluster,
-    node: usize,
-    reason: Option<&str>,
-    stop: &CancellationToken,
+    (stop, leaves): (&CancellationToken, WhenStopped),
     tell: &(dyn Fn(OperateEvent) + Sync),
 ) -> Result<ExclusionOutcome, Fault> {
     let mut cluster = cluster.with_known("").await;
@@ -77,11 +73,11 @@ pub async fn exclude_until(
     match assigned {
         Ok(assigned) => Ok(ExclusionOutcome { node: subject.name, assigned }),
         Err(fault) => {
-            if stop.is_cancelled() && reason.is_some() {
+            let is_stopped = stop.is_cancelled();
+            if is_stopped && reason.is_some() && leaves == WhenStopped::Cordoned {
                 subject.put(&mut cluster, Exclusion { is_cordon: true, ..subject.entry(reason) }, tell).await;
-            } else if cluster
-                .topology_of(&subject.name)
-                .map_or(cluster.serves(), |own| cluster.has_serving(own.topology))
+            } else if is_stopped
+                || cluster.topology_of(&subject.name).map_or(cluster.serves(), |own| cluster.has_serving(own.topology))
             {
                 // Heads refuse requests while a member is excluded, so a failed command must revert the exclusion to
                 // keep the cluster serving.

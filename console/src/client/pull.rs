@@ -45,11 +45,22 @@ fn absent(held: &[Option<ModelFile>]) -> Vec<usize> {
 }
 
 /// The file of each session's node that is not a partial one.
+///
+/// # Errors
+/// A node cannot list its files, or its file is damaged: a transfer does not replace it.
 async fn held(sessions: &[Arc<Session>], model: &str) -> Result<Vec<Option<ModelFile>>, Fault> {
     let mut held = Vec::with_capacity(sessions.len());
     for session in sessions {
         let files = models::list(session).await?;
-        held.push(files.into_iter().find(|file| file.model == model && file.state != FileState::Partial));
+        let there = files.into_iter().find(|file| file.model == model && file.state != FileState::Partial);
+        match there.as_ref().map(|file| &file.state) {
+            // The first file of a split model counts as broken as long as a later one is missing.
+            Some(FileState::Broken(reason)) if files_of(model).len() == 1 => {
+                let kind = FaultKind::ModelInvalid { model: model.to_owned(), reason: reason.clone() };
+                return Err(Fault::new(&session.identity.name, kind));
+            }
+            _ => held.push(there),
+        }
     }
     Ok(held)
 }
@@ -118,6 +129,15 @@ pub async fn copy(
     let mut copied = copies.join_all().await;
     copied.sort_by_key(|(place, ..)| *place);
     copied.into_iter().map(|(_, index, file)| Ok((index, file?))).collect()
+}
+
+/// Whether a node has a file of a model, complete or not.
+///
+/// # Errors
+/// The node cannot list its files.
+pub async fn has(session: &Session, model: &str) -> Result<bool, Fault> {
+    let (held, parts) = (models::list(session).await?, files_of(model));
+    Ok(held.iter().any(|file| parts.contains(&file.model)))
 }
 
 /// Deletes a model, with all its files, on these nodes; nodes without it are left out. Returns the names of the nodes that

@@ -12,15 +12,17 @@ use common::fault::{Fault, FaultKind};
 use protocol::message::{RequestBody, ResponseBody};
 use telemetry::NodeReport;
 use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+use topology::Topology;
 
 use super::{
-    assign::{assign, report},
+    assign::{Next, assign_as, identify_on_any, report, reports},
     cluster::Cluster,
     event::{AssignEvent, OperateEvent, RestartStep},
     identify::unexpected,
     session::{self, Session},
 };
-use crate::operator::{desired::DesiredTopology, groups::TopologyGroup};
+use crate::operator::groups::TopologyGroup;
 
 /// Time limit for a node to accept a restart.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -77,7 +79,7 @@ async fn one(addresses: &[String], node: usize, tell: &(dyn Fn(OperateEvent) + S
     ended(&session, reply).await?;
     step(RestartStep::Starting);
     let (session, _) = back(&addresses[node], &before).await?;
-    if let Some((wanted, members)) = again {
+    if let Some(Again { topology, desired, members }) = again {
         step(RestartStep::Assigning);
         let sessions = members
             .iter()
@@ -85,28 +87,56 @@ async fn one(addresses: &[String], node: usize, tell: &(dyn Fn(OperateEvent) + S
                 |index: &usize| if *index == node { Ok(Arc::clone(&session)) } else { cluster.nodes[*index].session() },
             )
             .collect::<Result<Vec<_>, Fault>>()?;
-        assign(&sessions, &wanted, &|event: AssignEvent| tell(OperateEvent::Assign(event))).await?;
+        // The nodes may have restored it themselves.
+        if !reports(&sessions).await?.iter().all(|report| serves(report, &topology)) {
+            let card = identify_on_any(sessions.iter().map(|session| &**session), &topology.model).await?;
+            let sizes = card.sizes().map_err(|kind| Fault::new(&session.identity.name, kind))?;
+            let next = Next { topology, desired, sizes: &sizes, seen: before.epoch };
+            let never = CancellationToken::new();
+            assign_as(&sessions, next, &never, &|event: AssignEvent| tell(OperateEvent::Assign(event))).await?;
+        }
     }
     step(RestartStep::Done { seconds: begun.elapsed().as_secs_f64() });
     Ok(())
 }
 
-/// Before a node restarts, everything else must be healthy. Returns what to assign when the node is back, and on
-/// which nodes.
-fn check(cluster: &Cluster, node: usize) -> Result<Option<(DesiredTopology, Vec<usize>)>, Fault> {
+fn serves(report: &NodeReport, topology: &Topology) -> bool {
+    report.state.serves() && report.topology.as_ref().is_some_and(|(held, ..)| held == topology)
+}
+
+/// What to assign when a node is back.
+struct Again {
+    topology: Topology,
+    /// The desired topology, if that one only approximates it.
+    desired: Option<Box<Topology>>,
+    /// List indices of the members.
+    members: Vec<usize>,
+}
+
+/// Before a node restarts, everything else must be healthy. Returns what to assign when the node is back.
+fn check(cluster: &Cluster, node: usize) -> Result<Option<Again>, Fault> {
     cluster.usable()?;
     if let Some(report) = cluster.nodes[node].report().filter(|report| !report.supervised) {
         return Err(Fault::new(&report.name, FaultKind::Unsupervised));
     }
     let name = cluster.name(&cluster.nodes[node]);
     let Some(group) = cluster.topology_of(name).filter(|group| group.has(name)) else { return Ok(None) };
-    let is_serving = group.is_serving();
+    let (is_serving, desired) = (group.is_serving(), group.desired());
     let TopologyGroup { topology, reports } = group;
     if !is_serving {
         let broken = reports.iter().find_map(|report| report.fault.clone());
         let state = reports.first().map_or("idle", |report| report.state.name()).to_owned();
         let head = topology.members.first().map_or("?", |head| head.name.as_str());
         return Err(broken.unwrap_or_else(|| Fault::new(head, FaultKind::NotServing { state })));
+    }
+    let excluded = topology.members.iter().find_map(|member| {
+        let entry = cluster.exclusions.of(&member.name, &member.address)?;
+        let (reason, by) = (entry.reason.clone().unwrap_or_default(), entry.by.clone());
+        Some(Fault::new(&member.name, FaultKind::Excluded { member: member.name.clone(), reason, by }))
+    });
+    // No node takes an assignment with a cordoned member.
+    if let Some(fault) = excluded {
+        return Err(fault);
     }
     let members: Option<Vec<usize>> = topology
         .members
@@ -117,7 +147,7 @@ fn check(cluster: &Cluster, node: usize) -> Result<Option<(DesiredTopology, Vec<
         let reason = "its topology has members that are not among the given nodes: name all nodes with --nodes".into();
         Fault::new(cluster.name(&cluster.nodes[node]), FaultKind::ParameterInvalid { reason })
     })?;
-    Ok(Some((DesiredTopology::again(topology, members.len()), members)))
+    Ok(Some(Again { topology: topology.clone(), desired: desired.cloned().map(Box::new), members }))
 }
 
 /// Waits until the node has drained and closed its session.

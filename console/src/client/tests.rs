@@ -318,9 +318,11 @@ async fn exclusion_reaches_all_nodes_and_inclusion_reverts_it() {
     let nodes = start(vec![Script::default(), Script::default(), Script::default()]).await;
     assigns(&nodes).await.0.expect("all nodes agree");
     let quiet = |_: OperateEvent| {};
+    let token = CancellationToken::new();
+    let never = (&token, exclude::WhenStopped::AsBefore);
     let cluster = Cluster::dial(&addresses(&nodes)).await;
     assert_eq!((cluster.find("pi2"), cluster.find(&nodes[1].address), cluster.find("pi9")), (Some(1), Some(1), None));
-    let done = exclude::exclude(cluster, 1, Some("hot"), &quiet).await.expect("the rest agrees");
+    let done = exclude::exclude(cluster, 1, Some("hot"), never, &quiet).await.expect("the rest agrees");
     let rest = done.assigned.expect("it was a member").topology;
     let names: Vec<&str> = rest.members.iter().map(|member| member.name.as_str()).collect();
     assert_eq!((names, rest.layout), (vec!["pi1", "pi3"], Layout::tensor_parallel(2)));
@@ -333,7 +335,7 @@ async fn exclusion_reaches_all_nodes_and_inclusion_reverts_it() {
         "all nodes already have the list: {:?}",
         nodes[0].asked()
     );
-    let done = exclude::exclude(cluster, 1, None, &quiet).await.expect("all agree");
+    let done = exclude::exclude(cluster, 1, None, never, &quiet).await.expect("all agree");
     let all = done.assigned.expect("it is a member again").topology;
     let names: Vec<&str> = all.members.iter().map(|member| member.name.as_str()).collect();
     assert_eq!(names, ["pi1", "pi2", "pi3"], "in the order of the cluster");
@@ -341,7 +343,7 @@ async fn exclusion_reaches_all_nodes_and_inclusion_reverts_it() {
     // The last included node cannot be excluded.
     let single = start(vec![Script::default()]).await;
     let alone = Cluster::dial(&addresses(&single)).await;
-    let refused = exclude::exclude(alone, 0, Some("x"), &quiet).await.map(|done| done.node);
+    let refused = exclude::exclude(alone, 0, Some("x"), never, &quiet).await.map(|done| done.node);
     assert!(matches!(refused, Err(Fault { kind: FaultKind::ParameterInvalid { .. }, .. })), "{refused:?}");
 }
 

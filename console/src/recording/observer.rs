@@ -4,6 +4,7 @@
 use std::{
     fs::OpenOptions,
     io::{self, Write},
+    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -193,11 +194,29 @@ fn named(what: &str, suffix: &str) -> PathBuf {
     PathBuf::from(format!("bramble-{what}-{}.{suffix}", compact(unix_time().as_secs())))
 }
 
+/// Creates a file that only its owner reads: it may contain prompts and answers.
 fn create(file: &Path, content: &str) -> io::Result<()> {
-    OpenOptions::new().write(true).create_new(true).open(file)?.write_all(content.as_bytes())
+    OpenOptions::new().write(true).create_new(true).mode(0o600).open(file)?.write_all(content.as_bytes())
 }
 
 /// Time since 1970.
 fn unix_time() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn export_is_for_its_owner_only() {
+        let folder = tempfile::tempdir().expect("create a temporary folder");
+        let file = folder.path().join("chat.md");
+        create(&file, "a prompt").expect("the folder can be written");
+        let mode = std::fs::metadata(&file).expect("it is there").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        assert!(create(&file, "another").is_err(), "existing files are kept");
+    }
 }

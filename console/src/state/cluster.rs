@@ -168,10 +168,12 @@ impl ClusterState {
         let Some((topology, _)) = self.topology() else { return false };
         let members = (0..topology.members.len()).filter_map(|member| self.node_of(member));
         let open: Vec<&Node> = members.filter(|node| node.is_open() && node.report.is_some()).collect();
-        let holds = |report: &NodeReport| report.topology.as_ref().is_some_and(|(held, ..)| held == topology);
-        let restores = |node: &&Node| node.report.as_ref().is_some_and(|report| report.recovers && holds(report));
+        let mut included = open.iter().filter(|node| self.exclusion(node).is_none());
         2 * open.len() > topology.members.len()
-            && open.into_iter().filter(restores).any(|node| self.exclusion(node).is_none())
+            && included.any(|node| {
+                let report = node.report.as_ref().filter(|report: &&NodeReport| report.recovers);
+                report.and_then(|report| report.topology.as_ref()).is_some_and(|(held, ..)| held == topology)
+            })
     }
 
     /// Whether an assignment of this console is in progress.

@@ -197,7 +197,7 @@ faults! {
     /// The file is damaged or not supported.
     ModelInvalid { model: String, reason: String } => "model_invalid", Refused,
         "cannot use model {model}: {reason}",
-        "download the file again, or choose a model in a supported format";
+        "delete the file (console model remove MODEL --node NODE) and download it again, or choose a model in a supported format";
     /// Different files with the same name.
     ModelDiffers { model: String, expected: ModelIdentity, actual: ModelIdentity } => "model_differs", Refused,
         "model {model} is a different file: identity {actual}, but the topology expects {expected}",

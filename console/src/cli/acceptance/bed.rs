@@ -1,8 +1,7 @@
 //! The nodes under test and the report about them; what they ran before is saved and restored.
 use std::{sync::Arc, time::Duration};
 
-use assignment::{assign::reports, desired::DesiredTopology, unload::unload};
-use common::fault::Fault;
+use assignment::{desired::DesiredTopology, unload::unload};
 use protocol::recovery::Committed;
 use tokio::time::{Instant, sleep};
 use topology::Topology;
@@ -23,7 +22,7 @@ use crate::{
 };
 
 /// Time limit for a node that was lost on purpose to return.
-const RETURN: Duration = Duration::from_secs(120);
+const RETURN: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 120 });
 /// Time limit for a node to release its shard.
 const SETTLE: Duration = Duration::from_secs(5);
 /// Interval between two dials.
@@ -83,6 +82,11 @@ impl TestBed {
         Ok(())
     }
 
+    /// The topologies that ran before the test and are not restored yet.
+    pub(super) fn replaced(&self) -> &[ReplacedTopology] {
+        &self.report.replaced
+    }
+
     /// The report at the end of the test.
     pub(super) fn finish(self) -> AcceptanceReport {
         self.report
@@ -128,17 +132,18 @@ impl TestBed {
                 output::note(&output::clean(&format!("{fault}; it unloads the topology when it sees another member")));
             }
         }
-        self.settled().await?;
+        self.settled().await;
         Ok(())
     }
 
-    /// Waits until the nodes have released their shards, at most [`SETTLE`].
-    async fn settled(&self) -> Result<(), Fault> {
+    /// Waits until the nodes that answer have released their shards, at most [`SETTLE`].
+    async fn settled(&self) {
         let deadline = Instant::now() + SETTLE;
         loop {
-            let reports = reports(&Cluster::dial(&self.addresses()).await.usable()?).await?;
-            if reports.iter().all(|report| report.topology.is_none()) || Instant::now() > deadline {
-                return Ok(());
+            let cluster = Cluster::dial(&self.addresses()).await;
+            let mut reports = cluster.nodes.iter().filter_map(ClusterNode::report);
+            if reports.all(|report| report.topology.is_none()) || Instant::now() > deadline {
+                return;
             }
             sleep(DIAL).await;
         }
@@ -179,19 +184,31 @@ impl TestBed {
         Ok((name.clone(), host(address).to_owned()))
     }
 
-    /// Waits until all nodes under test answer.
-    pub(super) async fn returned(&self) -> Result<(), Fault> {
-        let deadline = Instant::now() + RETURN;
+    /// Waits until all nodes answer that the replaced topologies need, at most [`RETURN`].
+    async fn returned(&self) -> Cluster {
+        let (deadline, mut is_told) = (Instant::now() + RETURN, false);
         loop {
-            match Cluster::dial(&self.addresses()).await.usable() {
-                Ok(_) => return Ok(()),
-                Err(fault) if Instant::now() > deadline => return Err(fault),
-                Err(_) => sleep(DIAL).await,
+            let cluster = Cluster::dial(&self.known).await.with_known("").await;
+            let members = self.report.replaced.iter().flat_map(|replaced| &replaced.members);
+            let mut away: Vec<&str> =
+                members.filter(|name| session_of(&cluster, name).is_err()).map(String::as_str).collect();
+            away.dedup();
+            if away.is_empty() || Instant::now() > deadline {
+                return cluster;
             }
+            if !is_told {
+                let (names, seconds) = (output::clean(&away.join(", ")), RETURN.as_secs());
+                output::note(&format!("waiting up to {seconds} s for {names}"));
+                is_told = true;
+            }
+            sleep(DIAL).await;
         }
     }
 
     /// Assigns the topologies again that ran before the test; without any, the nodes are idle again.
+    ///
+    /// # Errors
+    /// A topology cannot be restored: the others are, and its record is kept for a later run.
     pub(super) async fn restore(&mut self) -> Result<(), Failure> {
         if !self.is_touched {
             return Ok(());
@@ -200,21 +217,41 @@ impl TestBed {
             0 => "unloading the topology of the test",
             _ => "restoring the topology that ran before",
         });
-        self.returned().await?;
+        let cluster = self.returned().await;
         // Before anything is unloaded: a topology that cannot be restored must not cost the one that serves now.
-        let cluster = Cluster::dial(&self.known).await.with_known("").await;
-        self.check_replaced(&cluster)?;
+        let checked = self.check_replaced(&cluster);
+        let mut replaced = std::mem::take(&mut self.report.replaced);
+        let can_restore = |one: &ReplacedTopology| one.members.iter().all(|name| session_of(&cluster, name).is_ok());
+        let (ready, lacking) = replaced.drain(..).partition::<Vec<_>, _>(can_restore);
+        if ready.is_empty()
+            && let Err(failure) = checked
+        {
+            self.report.replaced = lacking;
+            return Err(failure);
+        }
+        self.known = cluster.nodes.iter().map(|node| node.address.clone()).collect();
         self.clear().await?;
         let cluster = Cluster::dial(&self.known).await;
-        for replaced in &self.report.replaced {
-            let sessions = replaced.members.iter().map(|name| session_of(&cluster, name));
-            let sessions: Vec<Arc<Session>> = sessions.collect::<Result<_, Failure>>()?;
-            assign_and_tell(&sessions, &replaced.wanted).await?;
+        let mut failed = Vec::new();
+        for one in ready {
+            if let Err(failure) = assign_again(&cluster, &one).await {
+                failed.push((one, failure));
+            }
         }
-        self.report.replaced.clear();
-        self.is_touched = false;
-        self.write()
+        let (others, mut failures): (Vec<_>, Vec<_>) = failed.into_iter().unzip();
+        self.report.replaced = lacking.into_iter().chain(others).collect();
+        self.is_touched = !self.report.replaced.is_empty();
+        self.write()?;
+        failures.pop().map_or(checked, Err)
     }
+}
+
+/// Assigns a topology that ran before the test.
+async fn assign_again(cluster: &Cluster, replaced: &ReplacedTopology) -> Result<(), Failure> {
+    let sessions = replaced.members.iter().map(|name| session_of(cluster, name));
+    let sessions: Vec<Arc<Session>> = sessions.collect::<Result<_, Failure>>()?;
+    assign_and_tell(&sessions, &replaced.wanted).await?;
+    Ok(())
 }
 
 fn session_of(cluster: &Cluster, name: &str) -> Result<Arc<Session>, Failure> {
@@ -285,6 +322,23 @@ mod tests {
         assert!(failure.to_string().contains("pi9"), "{failure}");
         assert_eq!(node.asked(), [""; 0]);
         assert_eq!(bed.report.replaced.len(), 1, "a later run may restore it");
+    }
+
+    #[tokio::test]
+    async fn topology_whose_members_answer_is_restored_without_the_other_one() {
+        let folder = tempfile::tempdir().expect("create a temporary folder");
+        let node = FakeNode::start("pi1", Script::default()).await;
+        let mut bed = bed_after(&node, &topology_of("m.gguf", &[("pi1", node.address.as_str())]), &folder);
+        let lost = topology_of("lost.gguf", &[("pi9", "127.0.0.1:1")]);
+        bed.report.replaced.push(ReplacedTopology {
+            wanted: DesiredTopology::again(&lost, 1),
+            members: lost.members.iter().map(|member| member.name.clone()).collect(),
+        });
+        let failure = bed.restore().await.expect_err("pi9 is unknown");
+        assert!(failure.to_string().contains("pi9"), "{failure}");
+        assert!(node.asked().contains(&"commit"), "{:?}", node.asked());
+        let left: Vec<&str> = bed.replaced().iter().map(|one| one.wanted.model.as_str()).collect();
+        assert_eq!(left, ["lost.gguf"], "a later run may restore it");
     }
 
     #[tokio::test]

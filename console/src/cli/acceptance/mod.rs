@@ -57,6 +57,10 @@ pub(crate) async fn run(options: Acceptance) -> Result<u8, Failure> {
     let tested = interrupts.end(Box::pin(steps::run(&mut bed, &options, &steps))).await;
     // Also after a failure or a signal. A second signal ends the command.
     let restored = interrupts.end(Box::pin(bed.restore())).await;
+    if let (Err(failure), Some(left)) = (&restored, earlier::words(bed.replaced())) {
+        output::note(&output::clean(&format!("not restored: {left} ({failure})")));
+        output::note("next: start what is missing and run the command again; it restores them at its end");
+    }
     let report = bed.finish();
     tested?;
     restored?;

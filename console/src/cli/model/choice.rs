@@ -7,7 +7,7 @@ use protocol::models::{FileState, files_of};
 use tokio::task::JoinSet;
 
 use crate::cli::Failure;
-use crate::client::{models, session::Session};
+use crate::client::{cluster::Cluster, models, session::Session};
 use crate::suggest::{did_you_mean, folded};
 
 /// The model files of some nodes.
@@ -26,6 +26,8 @@ pub(crate) struct NodeFiles {
     pub(crate) address: String,
     /// Names of the files.
     pub(crate) files: Vec<String>,
+    /// Whether it is excluded: it may give its files to others, but needs none.
+    pub(crate) is_out: bool,
 }
 
 impl ModelFiles {
@@ -36,6 +38,7 @@ impl ModelFiles {
             name: node.0.into(),
             address: format!("{}:9999", node.0),
             files: node.1.iter().map(|file| (*file).into()).collect(),
+            is_out: false,
         });
         Self { nodes: nodes.collect() }
     }
@@ -55,9 +58,22 @@ impl ModelFiles {
             let complete = files.into_iter().filter(|file| matches!(file.state, FileState::Complete));
             let (session, files) = (&sessions[index], complete.map(|file| file.model).collect());
             let (name, address) = (session.identity.name.clone(), session.address.clone());
-            nodes.push(NodeFiles { name, address, files });
+            nodes.push(NodeFiles { name, address, files, is_out: false });
         }
         Self { nodes }
+    }
+
+    /// Marks a node as excluded.
+    #[cfg(test)]
+    pub(crate) fn set_out(&mut self, name: &str) {
+        self.nodes.iter_mut().filter(|node| node.name == name).for_each(|node| node.is_out = true);
+    }
+
+    /// Marks the excluded nodes.
+    pub(crate) fn mark_excluded(&mut self, cluster: &Cluster) {
+        for node in &mut self.nodes {
+            node.is_out = cluster.exclusions.of(&node.name, &node.address).is_some_and(|entry| !entry.is_cordon);
+        }
     }
 
     /// The nodes that answered.

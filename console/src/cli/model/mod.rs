@@ -183,7 +183,20 @@ async fn remove(options: Remove) -> Result<u8, Failure> {
     name_of(&options.model)?;
     options.consent.check()?;
     let (cluster, places) = dial(&options.on).await?;
-    let names: Vec<&str> = places.iter().map(|place| cluster.name(&cluster.nodes[*place])).collect();
+    // Before anything is deleted, because a node that does not answer may have the file, too.
+    let sessions = places.iter().map(|place| cluster.nodes[*place].session()).collect::<Result<Vec<_>, _>>()?;
+    let mut holders = Vec::with_capacity(sessions.len());
+    for session in &sessions {
+        match files::has(session, &options.model).await? {
+            true => holders.push(Arc::clone(session)),
+            false if options.on.node.is_empty() => {}
+            false => return Err(missing(session, &options.model).await),
+        }
+    }
+    if let (true, Some(first)) = (holders.is_empty(), sessions.first()) {
+        return Err(missing(first, &options.model).await);
+    }
+    let names: Vec<&str> = holders.iter().map(|session| session.identity.name.as_str()).collect();
     let what = match files_of(&options.model).len() {
         1 => options.model.clone(),
         parts => format!("{} and the other files of this model ({parts} in all)", options.model),
@@ -193,15 +206,20 @@ async fn remove(options: Remove) -> Result<u8, Failure> {
     if !options.consent.obtain(&question, &plan, options.on.json).await? {
         return Ok(0);
     }
-    for place in &places {
-        let session = cluster.nodes[*place].session()?;
-        let removed = files::remove(&[Arc::clone(&session)], &options.model).await?;
-        // A node without the model says so.
-        if removed.is_empty()
-            && let Err(fault) = files::remove_file(&session, &options.model).await
-        {
-            return Err(unlisted(fault, &session).await);
+    let (mut removed, mut failed) = (Vec::new(), Vec::new());
+    for session in &holders {
+        match files::remove(&[Arc::clone(session)], &options.model).await {
+            Ok(names) => removed.extend(names),
+            Err(fault) => failed.push(fault),
         }
+    }
+    if !failed.is_empty() {
+        if !removed.is_empty() {
+            output::note(&output::clean(&format!("removed {what} on {}", removed.join(", "))));
+        }
+        let last = failed.pop();
+        failed.iter().for_each(|fault| output::note(&output::clean(&fault.to_string())));
+        return last.map_or(Ok(0), |fault| Err(fault.into()));
     }
     if options.on.json {
         output::line(&json!({"model": options.model, "removed": names}).to_string());
@@ -209,6 +227,16 @@ async fn remove(options: Remove) -> Result<u8, Failure> {
         output::line(&output::clean(&format!("removed {what} on {}", names.join(", "))));
     }
     Ok(0)
+}
+
+/// The failure of a node that does not have this model.
+async fn missing(session: &Session, model: &str) -> Failure {
+    let listed = models::list(session).await.unwrap_or_default();
+    let mut folders: Vec<String> = listed.into_iter().map(|file| file.folder).collect();
+    folders.dedup();
+    let folders = if folders.is_empty() { "no file is there".into() } else { folders.join(", ") };
+    let kind = FaultKind::ModelMissing { model: model.to_owned(), folders };
+    unlisted(Fault::new(&session.identity.name, kind), session).await
 }
 
 /// A missing file, with similar names on the node as the next step. Other faults stay as they are.

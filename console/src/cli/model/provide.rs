@@ -15,6 +15,7 @@ use crate::{
         Failure,
         shared::{confirm::Consent, output},
     },
+    client::cluster::Cluster,
 };
 
 /// Where the nodes that lack a file get it.
@@ -77,13 +78,22 @@ impl Supply {
         let parts = files_of(&model);
         let has_all = |files: &[String]| parts.iter().all(|part| files.contains(part));
         let holder = held.nodes().iter().find(|node| has_all(&node.files));
-        let lacking = held.nodes().iter().filter(|node| !has_all(&node.files));
+        let lacking = held.nodes().iter().filter(|node| !node.is_out && !has_all(&node.files));
         let lacking = lacking.map(|node| (node.name.clone(), node.address.clone())).collect();
         let origin = match holder {
             Some(node) => Origin::Node { name: node.name.clone(), address: node.address.clone() },
             None => origin,
         };
         Self { model, lacking, origin }
+    }
+
+    /// Without the nodes that lack the file if the model serves already: they may serve another one.
+    pub(crate) fn unless_served(mut self, cluster: &Cluster) -> Self {
+        let mut topologies = cluster.topologies().into_iter().map(|(topology, _)| topology);
+        if topologies.any(|topology| topology.model == self.model && cluster.has_serving(topology)) {
+            self.lacking.clear();
+        }
+        self
     }
 
     /// Whether all nodes have the file, or it is unknown where to get it.
@@ -186,6 +196,16 @@ mod tests {
         assert_eq!(some.deed(), "copy bard-q8_0.gguf from pi2 to pi1, pi3");
         assert_eq!(some.command(), "console model pull bard-q8_0.gguf --from pi2 --node pi1 --node pi3");
         assert!(!some.is_settled());
+    }
+
+    #[test]
+    fn excluded_node_gives_its_file_and_gets_none() {
+        let mut held = ModelFiles::of(&[("pi1", &[]), ("pi2", &[BARD]), ("pi3", &[])]);
+        held.set_out("pi3");
+        let some = Supply::of("bard", None, &held).expect("it is known");
+        assert_eq!(some.deed(), "copy bard-q8_0.gguf from pi2 to pi1");
+        held.set_out("pi2");
+        assert_eq!(Supply::of("bard", None, &held).expect("it is known"), some);
     }
 
     #[test]

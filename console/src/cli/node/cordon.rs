@@ -66,6 +66,14 @@ pub(super) async fn run(options: Cordon) -> Result<u8, Failure> {
     let mut cluster = interrupts.end(dialled).await?;
     let node = find(&cluster, &change.node)?;
     let name = cluster.name(&cluster.nodes[node]).to_owned();
+    let entry = cluster.exclusions.of(&name, &cluster.nodes[node].address);
+    if entry.is_some_and(|entry| !entry.is_cordon) && !cluster.is_cordoned(&cluster.nodes[node]) {
+        // A cordoned node is included again by the nodes' own recovery.
+        return Err(Failure::State {
+            message: format!("{} is excluded already: it serves nothing", output::clean(&name)),
+            next: "console node include NODE takes it back",
+        });
+    }
     let is_outage = !others_serve(&cluster, &name);
     let who = output::clean(&name);
     let outage = format!(

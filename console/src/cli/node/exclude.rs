@@ -1,6 +1,10 @@
 //! `console node exclude` and `console node include`: exclude a node with a reason, or include it again. The running topology is
 //! assigned again to the remaining nodes.
+use std::pin::pin;
+
+use common::fault::{Fault, FaultKind};
 use serde_json::json;
+use tokio_util::sync::CancellationToken;
 
 use crate::cli::{
     Failure,
@@ -12,7 +16,7 @@ use crate::cli::{
 };
 use crate::client::{
     cluster::Cluster,
-    exclude::{ExclusionOutcome, exclude},
+    exclude::{ExclusionOutcome, WhenStopped, exclude},
     with_port,
 };
 
@@ -47,8 +51,27 @@ async fn change(options: options::Change, reason: Option<&str>) -> Result<u8, Fa
     if !interrupts.end(options.consent.obtain(&question, &plan, options.json)).await? {
         return Ok(0);
     }
-    let ExclusionOutcome { node, assigned } =
-        interrupts.end(exclude(cluster, node, reason, &|event| progress(&event))).await?;
+    let (stop, told) = (CancellationToken::new(), |event| progress(&event));
+    let mut work = pin!(exclude(cluster, node, reason, (&stop, WhenStopped::AsBefore), &told));
+    let done = tokio::select! {
+        done = &mut work => done,
+        code = interrupts.next() => {
+            // The heads refuse requests as long as the list excludes a member.
+            output::note("stopping: what the nodes store is taken back; interrupt again to end at once");
+            stop.cancel();
+            match interrupts.end(work).await {
+                Err(Failure::Fault(Fault { kind: FaultKind::AssignmentAborted { .. }, .. })) => {
+                    let state = if reason.is_some() { "is not excluded" } else { "stays excluded" };
+                    output::note(&format!("{name} {state}"));
+                    return Err(Failure::Interrupted { code });
+                }
+                Err(failure) => return Err(failure),
+                // It was too late.
+                Ok(done) => Ok(done),
+            }
+        }
+    };
+    let ExclusionOutcome { node, assigned } = done?;
     let now = assigned.as_ref().map(|done| done.topology.layout.to_string());
     if options.json {
         let epoch = assigned.as_ref().map(|done| done.epoch.0);

@@ -79,7 +79,9 @@ impl Reached {
         if answering.is_empty() {
             self.usable(named)?;
         }
-        Ok(ModelFiles::ask(&answering).await)
+        let mut files = ModelFiles::ask(&answering).await;
+        files.mark_excluded(&self.cluster);
+        Ok(files)
     }
 
     /// Whether a topology that meets the request already serves.

@@ -51,11 +51,11 @@ pub(super) async fn choose(options: &Up, nodes: &[String], log: &mut SetupLog) -
             return Err(unknown(typed, &files));
         }
         log.skip(what, command, &format!("--model {typed}: {}", supply.model));
-        return Ok(supply);
+        return Ok(supply.unless_served(&reached.cluster));
     }
     if let Some(running) = running {
         log.skip(what, command, &format!("{running} is running"));
-        return Supply::of(running, Some(running), &files);
+        return Ok(Supply::of(running, Some(running), &files)?.unless_served(&reached.cluster));
     }
     let planned = reached.cluster.planner_nodes();
     let least = planned.iter().map(|node| node.memory).min().unwrap_or(0);
@@ -142,7 +142,7 @@ fn unknown(typed: &str, files: &ModelFiles) -> Failure {
 pub(super) async fn bring(supply: &Supply, log: &mut SetupLog) -> Result<(), Failure> {
     let (what, command) = ("get its file", supply.command());
     if supply.is_settled() {
-        log.skip(what, &command, "all nodes have the file");
+        log.skip(what, &command, "the nodes that need the file have it");
         return Ok(());
     }
     if log.is_rehearsal() {

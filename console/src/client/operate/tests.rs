@@ -8,7 +8,7 @@ use super::*;
 use crate::client::{
     assign::assign_until,
     event::AssignEvent,
-    exclude::ExclusionOutcome,
+    exclude::{ExclusionOutcome, WhenStopped},
     fake_node::{FakeNode, Script},
     recovery::rolling,
     tests::{addresses, assigns, open, start, wanted},
@@ -90,10 +90,10 @@ async fn reasons(nodes: &[FakeNode]) -> Vec<Option<String>> {
     Cluster::dial(&addresses(nodes)).await.out().map(|entry| entry.reason.clone()).collect()
 }
 
-async fn exclude(nodes: &[FakeNode], named: usize, who: &str) -> Result<ExclusionOutcome, Fault> {
+async fn excluded(nodes: &[FakeNode], named: usize, who: &str) -> Result<ExclusionOutcome, Fault> {
     let cluster = Cluster::dial(&addresses(&nodes[..named])).await.with_known(who).await;
     let node = cluster.find(who).expect("the other nodes have its address");
-    exclude_until(cluster, node, Some("disk"), &CancellationToken::new(), &|_| {}).await
+    exclude(cluster, node, Some("disk"), (&CancellationToken::new(), WhenStopped::AsBefore), &|_| {}).await
 }
 
 #[tokio::test]
@@ -101,7 +101,7 @@ async fn node_with_a_full_disk_is_excluded_by_the_others() {
     let full = Script { keeps_no_list: true, ..Script::default() };
     let nodes = start(vec![Script::default(), Script::default(), full]).await;
     assigns(&nodes).await.0.expect("all nodes agree");
-    let done = exclude(&nodes, 3, "pi3").await.expect("the others store the list");
+    let done = excluded(&nodes, 3, "pi3").await.expect("the others store the list");
     let names = done.assigned.map(|done| done.topology.members.into_iter().map(|member| member.name).collect());
     assert_eq!(names, Some(vec!["pi1".to_owned(), "pi2".to_owned()]));
     assert_eq!(reasons(&nodes).await, [Some("disk".to_owned())]);
@@ -111,7 +111,7 @@ async fn node_with_a_full_disk_is_excluded_by_the_others() {
 async fn node_that_was_not_named_is_excluded() {
     let nodes = start(vec![Script::default(), Script::default(), Script::default()]).await;
     assigns(&nodes).await.0.expect("all nodes agree");
-    let done = exclude(&nodes, 1, "pi3").await.expect("the others store the list");
+    let done = excluded(&nodes, 1, "pi3").await.expect("the others store the list");
     let layout = done.assigned.map(|done| done.topology.layout.to_string());
     assert_eq!(layout.as_deref(), Some("tp2"), "members that were not named stay members");
 }
@@ -123,7 +123,7 @@ async fn running_requests_finish_before_a_node_is_added() {
     nodes[0].runs(2);
     let waited = Mutex::new(Vec::new());
     let cluster = Cluster::dial(&addresses(&nodes)).await;
-    let done = exclude_until(cluster, 1, None, &CancellationToken::new(), &|event| {
+    let done = exclude(cluster, 1, None, (&CancellationToken::new(), WhenStopped::AsBefore), &|event| {
         if let OperateEvent::WaitsForRequests { count } = event {
             waited.lock().expect("the lock is not poisoned").push(count);
             nodes[0].runs(0);
@@ -143,7 +143,7 @@ async fn lost_member_does_not_cut_the_requests_of_the_other_heads() {
     let waited = Mutex::new(0);
     let mut cluster = Cluster::dial(&addresses(&nodes)).await;
     cluster.nodes[3].answer = Err(Fault::new("pi4", FaultKind::Draining));
-    let done = exclude_until(cluster, 1, Some("disk"), &CancellationToken::new(), &|event| {
+    let done = exclude(cluster, 1, Some("disk"), (&CancellationToken::new(), WhenStopped::AsBefore), &|event| {
         if let OperateEvent::WaitsForRequests { .. } = event {
             *waited.lock().expect("the lock is not poisoned") += 1;
             nodes[0].runs(0);
@@ -158,7 +158,7 @@ async fn exclusion_that_too_few_nodes_keep_is_taken_back() {
     let full = || Script { keeps_no_list: true, ..Script::default() };
     let nodes = start(vec![Script::default(), full(), full(), Script::default()]).await;
     assigns(&nodes).await.0.expect("all nodes agree");
-    let fault = exclude(&nodes, 4, "pi4").await.expect_err("two of three others cannot store it");
+    let fault = excluded(&nodes, 4, "pi4").await.expect_err("two of three others cannot store it");
     assert!(matches!(fault.kind, FaultKind::StateUnwritable { .. }), "{fault}");
     assert_eq!(reasons(&nodes).await, [], "heads that kept it serve on");
     assert_eq!(nodes[0].asked().iter().filter(|asked| **asked == "prepare").count(), 1, "nothing was assigned");
@@ -169,7 +169,7 @@ async fn exclusion_whose_assignment_fails_is_taken_back() {
     let refuses = Script { refuses_later: true, ..Script::default() };
     let nodes = start(vec![refuses, Script::default(), Script::default()]).await;
     assigns(&nodes).await.0.expect("all nodes agree");
-    let fault = exclude(&nodes, 3, "pi3").await.expect_err("pi1 has no room");
+    let fault = excluded(&nodes, 3, "pi3").await.expect_err("pi1 has no room");
     assert!(matches!(fault.kind, FaultKind::Draining), "{fault}");
     assert_eq!(reasons(&nodes).await, [], "the topology accepts requests as before");
     let cluster = Cluster::dial(&addresses(&nodes)).await;

@@ -40,7 +40,13 @@ impl Gateway {
             files::stored(&own, pulled, &|step, done, total| report(told, &name, step, done, total)).await?;
         }
         check_split(&own, &names).await?;
-        let mut others = each_once(self.holders().await);
+        let holders = self.holders().await;
+        let silent: Vec<String> =
+            self.cluster.addresses().into_iter().filter(|address| !holders.contains_key(address)).collect();
+        if !silent.is_empty() {
+            tell(told, &later("no answer from", &silent.join(", "), model, &self.identity.name));
+        }
+        let mut others = each_once(holders);
         others.retain(|holder| holder.session.identity.name != self.identity.name);
         match self.cluster.reached_at(&self.identity.name) {
             Some(from) => self.copy_to(others, &names, &from, told).await,
@@ -83,11 +89,14 @@ impl Gateway {
         let without = others.iter().filter(|holder| !lacking(names, &holder.files).is_empty());
         let without: Vec<&str> = without.map(|holder| holder.session.identity.name.as_str()).collect();
         if !without.is_empty() {
-            let (model, own) = (&names[0], &self.identity.name);
-            let list = without.join(", ");
-            tell(told, &format!("not on {list}: copy it with console model pull {model} --from {own}"));
+            tell(told, &later("not on", &without.join(", "), &names[0], &self.identity.name));
         }
     }
+}
+
+/// Which nodes are left without a model, and how they get it.
+fn later(why: &str, nodes: &str, model: &str, own: &str) -> String {
+    format!("{why} {nodes}: copy it there with console model pull {model} --from {own}")
 }
 
 /// Those of a model's files that a node with `files` lacks.
