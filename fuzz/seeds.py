@@ -411,6 +411,7 @@ def records():
         "votes = { up-to = 7 }\n",
         'epoch = 6\ntopology = "00ff"\n',
         'addresses = ["10.0.0.1:9999", "n2:1"]\n',
+        f"group = [{{ promised = {{ round = 2, member = 1 }}, base = {toml(committed)} }}]\n",
     ]
     for flags in (0, 1):
         write("state", f"all-{flags}", bytes([flags]) + b"\0".join(part.encode() for part in parts))

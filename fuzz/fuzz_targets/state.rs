@@ -6,7 +6,7 @@ use daemon::node::{driver::state::StateFolder, event::Record};
 use libfuzzer_sys::fuzz_target;
 use protocol::recovery::Committed;
 
-const FILES: [&str; 9] = [
+const FILES: [&str; 10] = [
     "topology.toml",
     "epoch.toml",
     "votes.toml",
@@ -16,6 +16,7 @@ const FILES: [&str; 9] = [
     "forgot.toml",
     "unloaded.toml",
     "neighbours.toml",
+    "witnessed.toml",
 ];
 
 thread_local! {
@@ -66,10 +67,12 @@ fuzz_target!(|data: &[u8]| {
         if let Some(votes) = &kept.voter.votes {
             state.save(&Record::Votes(votes.clone())).expect("it is written");
         }
+        state.save(&Record::Witnessed(kept.voter.witnessed.clone())).expect("it is written");
         let (_, again) = StateFolder::open(folder.path()).expect("the folder can be used");
         assert_eq!(again.committed, kept.committed);
         assert_eq!((again.epoch, &again.exclusions, &again.rolling), (kept.epoch, &kept.exclusions, &kept.rolling));
         assert_eq!(again.voter.votes, kept.voter.votes);
+        assert_eq!(again.voter.witnessed, kept.voter.witnessed);
         assert!(again.voter.forgot == kept.voter.forgot, "a gap in the votes stays");
     });
 });

@@ -37,6 +37,7 @@ const LINES: &[&str] = &[
     "node show pi1 --nodes ALL",
     "requests --nodes ALL",
     "topology show --nodes ALL",
+    "topology take-over --nodes ALL --yes = failure",
     "tokenize --model MODEL --text hello",
     "topology plan --model llama-3.1-8b --count 2",
     "topology simulate --model llama-3.1-8b --nodes 1..2",
@@ -46,7 +47,6 @@ const LINES: &[&str] = &[
     "node include pi2 --nodes ALL --yes = console node exclude",
     "node remove pi2 --nodes ALL --yes",
     "node add ALL2 --nodes ALL1 --yes",
-    "topology take-over --nodes ALL --yes",
     "topology unload --nodes ALL --yes",
     "bench links --nodes ALL --pings 8 --stream-ms 50",
     "bench node --nodes ALL --model bard-q8_0.gguf --prefill 8 --context 0 --tokens 2 --repeats 1",
@@ -60,6 +60,7 @@ const ELSEWHERE: &[&str] = &[
     "console demo",
     "console demo --tour",
     "console node replace",
+    "console topology take-over",
     "console up",
 ];
 /// Definitions that are not compared with output.

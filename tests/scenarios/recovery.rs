@@ -10,6 +10,8 @@ use harness::{
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
+use crate::json_output::assert_described;
+
 /// Nodes restore their topology.
 const RECOVER: &str = "recover = true\nsilent_ms = 30000\nstall_ms = 60000\n";
 const PROMPT: &[&str] = &["--prompt", "ROMEO:", "--max-tokens", "6", "--temperature", "0"];
@@ -175,6 +177,7 @@ fn one_of_two_nodes_continues_only_with_witness_or_operator() {
     assert_ne!(state(&cluster, 1).0, "ready");
     let ended = cluster.console(&["topology", "take-over", "--nodes", &cluster.addresses[1], "--yes", "--json"]);
     assert_eq!(ended.code, Some(0), "{} {}", ended.out, ended.err);
+    assert_described("console topology take-over", &ended.json());
     serves(&cluster, &[1], 2);
     // Its third node has a name that neither of the two has.
     let witness = Cluster::with(3, &demo_models(), "");

@@ -240,6 +240,7 @@ impl Node {
         };
         let requests = Requests::new(self.now, self.requests_begun);
         let engine = assignment.epoch;
+        self.takes_over = false;
         self.running = Some(RunningTopology { assignment, engine, requests, fault: None, peer_drains: None, kv: None });
         vec![Effect::respond_after_writes(ReplyTo { session, id }, ResponseBody::Committed)]
     }

@@ -155,6 +155,8 @@ pub enum Record {
     Committed(Option<Committed>),
     /// The node's votes.
     Votes(Votes),
+    /// Its votes as the witness of other groups.
+    Witnessed(Vec<Votes>),
     /// The gap in the record of earlier votes; `None`: none.
     VoteGap(Option<VoteGap>),
     /// The latest rolling restart.

@@ -20,6 +20,7 @@ use super::{
     event::{EngineCommand, Event, ExclusionWrites, PeerDrain, ReplyTo, SessionId},
     quorum::Acceptor,
     requests::{NewRequest, Requests},
+    unload::Tombstone,
 };
 use crate::node::effect::{ClusterEffect, Effect, EngineEffect, ModelEffect, ReportEffect, SessionEffect};
 
@@ -138,8 +139,7 @@ pub struct Node {
     pub(super) rolling: Option<Rolling>,
     /// Drain limit of a restart that specified one.
     pub(super) drain_for: Option<Duration>,
-    /// The topology that was last unloaded, until another one is committed.
-    pub(super) unloaded: Option<(Epoch, TopologyHash)>,
+    pub(super) unloaded: Option<Tombstone>,
     /// Addresses of other nodes of the cluster.
     pub(super) neighbours: BTreeSet<String>,
 }
@@ -197,7 +197,7 @@ impl Node {
             takes_over: false,
             rolling,
             drain_for: None,
-            unloaded,
+            unloaded: unloaded.map(Tombstone::of),
             neighbours,
         }
     }

@@ -5,10 +5,15 @@ use std::collections::BTreeSet;
 
 use common::{
     ids::Epoch,
+    limits::NODES_MAX,
     planted::{Planted, is_planted},
 };
 use protocol::recovery::{Ballot, Committed, Vote, VoteReply};
 use serde::{Deserialize, Serialize};
+use topology::Topology;
+
+/// Most groups for which a node votes as the witness.
+pub const WITNESSED_MAX: usize = NODES_MAX;
 
 /// A voter's record on disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,8 +40,10 @@ pub struct Accepted {
 /// A voter.
 #[derive(Clone, Debug, Default)]
 pub struct Acceptor {
-    /// Votes about the latest base.
+    /// Votes about the latest base of which the node is a member, or the topology that followed without the node.
     pub votes: Option<Votes>,
+    /// Votes as the witness of groups of which the node is not a member, the latest base of each.
+    pub witnessed: Vec<Votes>,
     /// The gap in the record of its earlier votes.
     pub forgot: Option<VoteGap>,
 }
@@ -70,7 +77,7 @@ impl Acceptor {
         if let Some(own) = &self.votes
             && own.base.is_later_than(&vote.base)
         {
-            return (VoteReply::Behind(Box::new(own.base.clone())), false);
+            return (superseded(&own.base, &vote.base), false);
         }
         if let Some(forgot) = self.forgot {
             let voters = voters(vote.base.topology.members.len(), vote.witness.is_some());
@@ -119,6 +126,45 @@ impl Acceptor {
         };
         (ruling, is_new || *own != before)
     }
+
+    /// Rules like [`Self::rule`] on a vote of a group of which the node is not a member. Each group has its own record:
+    /// a vote of one group must neither end the topology of another nor erase its votes.
+    pub fn rule_as_witness(&mut self, vote: &Vote, seen: Epoch) -> (VoteReply, bool) {
+        let records = self.votes.iter().chain(&self.witnessed).filter(|one| is_one_group(&one.base, &vote.base));
+        // Release 0.1 kept these votes in `votes`. Of two records about the same base, the last one is the current one.
+        let votes = records.max_by(|one, other| one.base.order(&other.base)).cloned();
+        let mut group = Self { votes, witnessed: Vec::new(), forgot: self.forgot };
+        let (ruling, is_new) = group.rule(vote, seen);
+        let Some(votes) = group.votes.filter(|_| is_new) else { return (ruling, false) };
+        let mut kept = self.witnessed.clone();
+        // The record of a later topology with the same nodes and others answers for an earlier one.
+        kept.retain(|one| !names(&one.base.topology).is_subset(&names(&vote.base.topology)));
+        if kept.len() >= WITNESSED_MAX {
+            return (VoteReply::Abstains(format!("it is the witness of {WITNESSED_MAX} other groups")), false);
+        }
+        kept.push(votes);
+        self.witnessed = kept;
+        (ruling, true)
+    }
+}
+
+fn names(topology: &Topology) -> BTreeSet<&str> {
+    topology.members.iter().map(|member| member.name.as_str()).collect()
+}
+
+/// Whether two topologies are of one group, so that only one of them can hold: they have a member in common, or an
+/// operator requested the same members. Epochs of different groups are not related.
+pub fn is_one_group(one: &Committed, other: &Committed) -> bool {
+    !names(&one.topology).is_disjoint(&names(&other.topology)) || names(one.desired()) == names(other.desired())
+}
+
+/// The answer to a vote on `base` by a voter that has seen a later topology.
+pub fn superseded(later: &Committed, base: &Committed) -> VoteReply {
+    if is_one_group(later, base) {
+        VoteReply::Behind(Box::new(later.clone()))
+    } else {
+        VoteReply::Abstains(format!("it has moved to another group, which has epoch {}", later.epoch))
+    }
 }
 
 /// The proposer's next action.
@@ -139,6 +185,7 @@ pub enum Step {
 /// One proposal.
 #[derive(Clone, Debug)]
 pub struct Proposer {
+    base: Committed,
     ballot: Ballot,
     /// Number of votes that form a majority.
     needed: usize,
@@ -173,8 +220,9 @@ impl Proposer {
     /// A proposal among the voters.
     pub fn new(base: &Committed, ballot: Ballot, electorate: Electorate) -> Self {
         let needed = majority(electorate.voters).saturating_sub(electorate.granted).max(1);
+        let (base, epoch) = (base.clone(), base.epoch);
         let (promised, accepted) = (BTreeSet::new(), BTreeSet::new());
-        Self { ballot, needed, promised, accepted, best: None, epoch: base.epoch, next: None }
+        Self { base, ballot, needed, promised, accepted, best: None, epoch, next: None }
     }
 
     /// The next topology gets an epoch above this one, which a node that joins has seen.
@@ -196,9 +244,10 @@ impl Proposer {
     /// Processes a voter's answer to this proposal.
     pub fn hear(&mut self, voter: usize, ruling: VoteReply) -> Step {
         match ruling {
-            VoteReply::Behind(later) => Step::Behind(*later),
+            VoteReply::Behind(later) if is_one_group(&later, &self.base) => Step::Behind(*later),
             VoteReply::Nack(ballot) => Step::Nack(ballot),
-            VoteReply::Abstains(_) => Step::Wait,
+            // A witness of release 0.1 answers with the topology of any group.
+            VoteReply::Abstains(_) | VoteReply::Behind(_) => Step::Wait,
             VoteReply::Promised { accepted, epoch } => {
                 // A late promise does not change a proposal.
                 if self.next.is_some() {

@@ -16,9 +16,16 @@ use topology::{Rolling, Topology, layout::SpecError};
 use super::{
     event::{Record, ReplyTo},
     machine::{Assignment, Node, OpenAssignment},
-    quorum::{VoteGap, Votes},
+    quorum::{VoteGap, Votes, is_one_group, superseded},
 };
 use crate::node::effect::{ClusterEffect, DiskEffect, Effect, EngineEffect, PendingAnswer};
+
+impl Assignment {
+    /// The topology that its commit makes this node hold.
+    pub(super) fn committed(&self) -> Committed {
+        Committed { epoch: self.epoch, topology: self.topology.clone(), desired: self.desired.clone() }
+    }
+}
 
 impl Node {
     /// The last topology that this node committed or learned as a member.
@@ -53,9 +60,13 @@ impl Node {
         votes.accepted.as_ref().map(|accepted| accepted.next.name())
     }
 
-    /// The topology that followed without this node, while it holds none.
+    /// The topology that followed without this node, or the one that was unloaded here, while it holds none.
     fn followed_by(&self) -> Option<&Committed> {
-        self.voter.votes.as_ref().filter(|_| self.committed.is_none()).map(|votes| &votes.base)
+        let witnessed = self.voter.witnessed.iter().map(|votes| &votes.base);
+        // An absent member may be the witness of the others.
+        let own = witnessed.filter(|base| base.desired().members.iter().any(|member| member.name == self.name));
+        let bases = self.voter.votes.iter().map(|votes| &votes.base).chain(own);
+        bases.max_by(|one, other| one.order(other)).filter(|_| self.committed.is_none())
     }
 
     /// The highest epoch that this node knows: promised, held, or that of the topology that followed without it.
@@ -82,8 +93,8 @@ impl Node {
 
     /// Refuses a ballot so far ahead that no later one could follow.
     fn check_ballot(&self, vote: &Vote) -> Result<(), FaultKind> {
-        let own = self.voter.votes.as_ref().filter(|own| own.base.epoch == vote.base.epoch);
-        let (promised, round) = (own.map_or(0, |own| own.promised.round), vote.ballot.round);
+        let own = self.voter.votes.iter().chain(&self.voter.witnessed).filter(|own| own.base.epoch == vote.base.epoch);
+        let (promised, round) = (own.map(|own| own.promised.round).max().unwrap_or(0), vote.ballot.round);
         if is_in_reach(promised.into(), round.into()) {
             return Ok(());
         }
@@ -95,7 +106,7 @@ impl Node {
     pub(super) fn check_again(&self, prepare: &Prepare) -> Result<(), FaultKind> {
         let (epoch, by) = (self.known_epoch(), self.latest_by.clone());
         let name = (prepare.epoch, prepare.topology.hash());
-        if self.unloaded == Some(name) {
+        if self.is_unloaded(name) {
             return Err(FaultKind::NotServing { state: "unloaded".into() });
         }
         match self.committed.as_ref().map(Committed::name) {
@@ -137,9 +148,7 @@ impl Node {
         if self.is_kept(open) {
             return Vec::new();
         }
-        let Assignment { epoch, topology, desired, .. } = open.assignment.clone();
-        let committed = Committed { epoch, topology, desired };
-        let again = open.again;
+        let (committed, again) = (open.assignment.committed(), open.again);
         let others = committed.topology.members.iter().filter(|member| member.name != self.name);
         let others: Vec<String> = others.map(|member| member.address.clone()).collect();
         self.committed = Some(committed.clone());
@@ -186,15 +195,10 @@ impl Node {
                     .push(Effect::Disk(DiskEffect::Write { records, then: Some(done(RecoveryAnswer::Vote(ruling))) }));
                 effects
             }
-            RecoveryAsk::TakeOver => {
-                let Some(committed) = &self.committed else {
-                    return self.refuse(session, id, FaultKind::NotServing { state: self.state().name().into() });
-                };
-                tracing::warn!(epoch = %committed.epoch, "an operator lets the remaining members continue without \
-                 the missing ones");
-                self.takes_over = true;
-                vec![Effect::respond(to, ResponseBody::Recovery(RecoveryAnswer::Learned))]
-            }
+            RecoveryAsk::TakeOver => match self.take_over() {
+                Ok(()) => vec![Effect::respond(to, ResponseBody::Recovery(RecoveryAnswer::Learned))],
+                Err(kind) => self.refuse(session, id, kind),
+            },
             RecoveryAsk::Rolling(rolling) => {
                 if let Err(reason) = rolling.check() {
                     return self.refuse(session, id, FaultKind::Malformed { reason });
@@ -226,10 +230,31 @@ impl Node {
         }
     }
 
+    /// Lets the remaining members continue without the missing ones, until their topology serves again. Refused while
+    /// it serves here: an operator addresses all nodes, also of other groups, and means the members missing now.
+    fn take_over(&mut self) -> Result<(), FaultKind> {
+        let Some(committed) = &self.committed else {
+            return Err(FaultKind::NotServing { state: self.state().name().into() });
+        };
+        if self.serves() {
+            let reason = "its topology serves; only nodes whose topology is down can take over".into();
+            return Err(FaultKind::ParameterInvalid { reason });
+        }
+        tracing::warn!(epoch = %committed.epoch, "an operator lets the remaining members continue without the missing \
+             ones");
+        self.takes_over = true;
+        Ok(())
+    }
+
     /// Adopts a later topology: ends the engine of an older one; a node that is not a member drops its record.
     fn learn(&mut self, committed: Committed) -> (Vec<Effect>, Vec<Record>) {
         let mut records = Vec::new();
-        if self.unloaded == Some(committed.name()) {
+        if self.is_unloaded(committed.name()) {
+            return (Vec::new(), self.learn_unloaded(committed));
+        }
+        let is_member = committed.topology.members.iter().any(|member| member.name == self.name);
+        // Another group follows its own topologies, even if the two have the same witness.
+        if !is_member && self.committed.as_ref().is_some_and(|own| !is_one_group(own, &committed)) {
             return (Vec::new(), records);
         }
         let is_known = self.committed.as_ref().is_some_and(|own| !committed.is_later_than(own))
@@ -264,7 +289,6 @@ impl Node {
             let by = "a vote of its members".to_owned();
             effects.extend(self.fail_open(Fault::new(&self.name, FaultKind::Superseded { epoch, by })));
         }
-        let is_member = committed.topology.members.iter().any(|member| member.name == self.name);
         // A node that is not a member keeps its epoch: a console that includes it has just read that epoch.
         if epoch > self.epoch && is_member {
             (self.epoch, self.latest_by) = (epoch, "a vote of its members".into());
@@ -284,7 +308,7 @@ impl Node {
     }
 
     /// Begins the record of votes about the successor of a topology.
-    fn votes_from(&mut self, base: Committed) -> Record {
+    pub(super) fn votes_from(&mut self, base: Committed) -> Record {
         let votes = Votes { promised: Ballot::default(), base, accepted: None };
         self.voter.votes = Some(votes.clone());
         Record::Votes(votes)
@@ -323,15 +347,15 @@ impl Node {
     fn vote(&mut self, vote: &Vote) -> (Vec<Effect>, Vec<Record>, VoteReply) {
         let abstain = |reason: &str| (Vec::new(), Vec::new(), VoteReply::Abstains(reason.into()));
         let is_member = vote.base.topology.members.iter().any(|member| member.name == self.name);
-        if self.unloaded == Some(vote.base.name()) {
-            return abstain("the topology was unloaded here");
-        }
         if is_member && vote.witness != self.witness {
             return abstain("its configuration names a different witness");
         }
         let known = self.committed.as_ref().or_else(|| self.followed_by());
         if let Some(later) = known.filter(|known| is_member && known.is_later_than(&vote.base)) {
-            return (Vec::new(), Vec::new(), VoteReply::Behind(Box::new(later.clone())));
+            return (Vec::new(), Vec::new(), superseded(later, &vote.base));
+        }
+        if self.is_unloaded(vote.base.name()) {
+            return abstain("the topology was unloaded here");
         }
         if self.open.as_ref().is_some_and(|open| open.assignment.epoch > vote.base.epoch) {
             return abstain("it prepares another assignment");
@@ -343,8 +367,13 @@ impl Node {
         if !is_member || is_planted(Planted::BallotTwice) {
             self.voter.witnesses(vote.base.epoch);
         }
-        let (ruling, is_new) = self.voter.rule(vote, self.epoch);
-        if let Some(votes) = self.voter.votes.clone().filter(|_| is_new) {
+        let (ruling, is_new) = match is_member {
+            true => self.voter.rule(vote, self.epoch),
+            false => self.voter.rule_as_witness(vote, self.epoch),
+        };
+        if is_new && !is_member {
+            records.push(Record::Witnessed(self.voter.witnessed.clone()));
+        } else if let Some(votes) = self.voter.votes.clone().filter(|_| is_new) {
             records.push(Record::Votes(votes));
         }
         if let (VoteReply::Accepted, Some(next)) = (&ruling, &vote.next)

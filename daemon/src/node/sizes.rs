@@ -6,6 +6,7 @@ use topology::exclusion::EXCLUSIONS_MAX;
 use super::{
     machine::{Node, QUEUE_MAX},
     operate::EXCLUSION_WRITES_MAX,
+    quorum::WITNESSED_MAX,
 };
 
 /// The size of a queue or a map, and its bound.
@@ -21,7 +22,7 @@ pub struct BoundedSize {
 
 impl Node {
     /// The sizes of its queues and maps.
-    pub fn sizes(&self) -> [BoundedSize; 5] {
+    pub fn sizes(&self) -> [BoundedSize; 6] {
         let (running, over) = self.running.as_ref().map_or((0, 0), |running| running.requests.sizes());
         let of = |what, count, most| BoundedSize { what, count, most };
         [
@@ -30,6 +31,7 @@ impl Node {
             of("exclusions", self.exclusions.0.len(), EXCLUSIONS_MAX),
             of("exclusions that wait for the disk", self.exclusion_writes.waiting.len(), EXCLUSION_WRITES_MAX),
             of("neighbours", self.neighbours.len(), NODES_MAX),
+            of("groups with this witness", self.voter.witnessed.len(), WITNESSED_MAX),
         ]
     }
 }

@@ -16,10 +16,52 @@ use super::{
 };
 use crate::node::effect::{DiskEffect, Effect, EngineEffect, PendingAnswer};
 
+/// The topology that was last unloaded, until another one is committed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tombstone {
+    /// The topology that the unload named.
+    named: (Epoch, TopologyHash),
+    /// The latest topology that it ended: `named`, or one that a vote had chosen to follow it. Only this one is on the
+    /// disk: the record of votes keeps earlier ones away.
+    latest: (Epoch, TopologyHash),
+}
+
+impl Tombstone {
+    /// Of a topology that nothing followed.
+    pub(super) fn of(named: (Epoch, TopologyHash)) -> Self {
+        Self { named, latest: named }
+    }
+}
+
 impl Node {
-    /// The topology that was last unloaded here, until another one is committed.
+    /// The latest topology that was unloaded here, until another one is committed: its other members unload it, too.
     pub fn unloaded(&self) -> Option<(Epoch, TopologyHash)> {
-        self.unloaded
+        self.unloaded.map(|tombstone| tombstone.latest)
+    }
+
+    /// The topology that the last unload named, until another one is committed: the one that served. A vote may have
+    /// chosen a later one, which had not begun to serve.
+    pub fn named_unloaded(&self) -> Option<(Epoch, TopologyHash)> {
+        self.unloaded.map(|tombstone| tombstone.named)
+    }
+
+    /// Whether a topology was unloaded here, or is the one that this node had accepted as the next of the unloaded one.
+    pub(super) fn is_unloaded(&self, name: (Epoch, TopologyHash)) -> bool {
+        let Some(Tombstone { named, latest }) = self.unloaded else { return false };
+        let votes = self.voter.votes.as_ref().filter(|votes| self.committed.is_none() && votes.base.name() == latest);
+        let accepted = votes.and_then(|votes| votes.accepted.as_ref());
+        [named, latest].contains(&name) || accepted.is_some_and(|accepted| accepted.next.name() == name)
+    }
+
+    /// Keeps away a topology that was unloaded here. If a vote that this node took part in has chosen it since, members
+    /// that hold it find here that it was unloaded.
+    pub(super) fn learn_unloaded(&mut self, committed: Committed) -> Vec<Record> {
+        let name = committed.name();
+        match &mut self.unloaded {
+            Some(tombstone) if ![tombstone.named, tombstone.latest].contains(&name) => tombstone.latest = name,
+            _ => return Vec::new(),
+        }
+        vec![Record::Unloaded(Some(name)), self.votes_from(committed)]
     }
 
     /// Addresses of other nodes of the cluster.
@@ -34,45 +76,54 @@ impl Node {
         Some(running.requests.idle().as_secs() as u32)
     }
 
-    /// Stops the engine of a topology, frees its memory and drops its record, so that no recovery brings it back. Other
-    /// members that miss this learn it from this node's standing.
+    /// Stops the engine of a topology, frees its memory and drops its record, so that no recovery brings it back. Ends
+    /// the next topology as well, if a vote has chosen one and it is being loaded here. Other members that miss this
+    /// learn it from this node's standing.
     pub(super) fn unload(&mut self, to: ReplyTo, unload: Unload) -> Vec<Effect> {
         let done = PendingAnswer { to, body: ResponseBody::Done };
         let is_named = |(epoch, hash): (Epoch, TopologyHash)| hash == unload.hash && epoch <= unload.epoch;
-        let name = self.committed.as_ref().map(Committed::name).filter(|name| is_named(*name));
-        if name.is_none() && self.unloaded.is_some_and(is_named) {
+        let held = self.committed.clone().filter(|held| is_named(held.name()));
+        if held.is_none() && self.unloaded.is_some_and(|one| is_named(one.named) || is_named(one.latest)) {
             return vec![Effect::Disk(DiskEffect::Write { records: Vec::new(), then: Some(done) })];
         }
-        if let Err(kind) = self.check_unload(unload, name.is_some()) {
-            return self.refuse(to.session, to.id, kind);
-        }
+        let held = match self.check_unload(unload, held) {
+            Ok(held) => held,
+            Err(kind) => return self.refuse(to.session, to.id, kind),
+        };
         let mut effects = Vec::new();
+        let fault = self.fault_here(FaultKind::NotServing { state: "unloaded".into() });
         if let Some(mut running) = self.running.take() {
-            let fault = self.fault_here(FaultKind::NotServing { state: "unloaded".into() });
             effects.extend(running.requests.fail_all(&fault));
             effects.push(Effect::Engine(EngineEffect::Stop(running.engine)));
         }
-        // It may be about to be brought up again.
-        effects.extend(self.give_up());
-        (self.committed, self.unloaded, self.takes_over) = (None, name, false);
-        let records = vec![Record::Unloaded(self.unloaded), Record::Committed(None)];
+        // The node that brings up the topology, or the next one, waits for an answer.
+        let next = self.open.as_ref().map(|open| open.assignment.committed());
+        effects.extend(self.fail_open(fault));
+        let latest = next.filter(|next| next.is_later_than(&held)).unwrap_or_else(|| held.clone());
+        self.unloaded = Some(Tombstone { named: held.name(), latest: latest.name() });
+        (self.committed, self.takes_over) = (None, false);
+        let mut records = Vec::new();
+        // Members that were away hold an earlier topology when they return. They learn this one, and unload it.
+        if self.voter.votes.as_ref().is_none_or(|votes| latest.is_later_than(&votes.base)) {
+            records.push(self.votes_from(latest));
+        }
+        records.extend([Record::Committed(None), Record::Unloaded(self.unloaded())]);
         effects.push(Effect::Disk(DiskEffect::Write { records, then: Some(done) }));
         effects
     }
 
-    fn check_unload(&self, unload: Unload, is_held: bool) -> Result<(), FaultKind> {
+    /// The topology to unload, if nothing prevents it.
+    fn check_unload(&self, unload: Unload, held: Option<Committed>) -> Result<Committed, FaultKind> {
         if self.draining.is_some() {
             return Err(FaultKind::Draining);
         }
-        if !is_held {
-            return Err(FaultKind::NotServing { state: self.state().name().into() });
-        }
+        let Some(held) = held else { return Err(FaultKind::NotServing { state: self.state().name().into() }) };
         if self.open.as_ref().is_some_and(|open| !open.again) {
             self.check_assigning()?;
         }
         match self.request_count() {
             count if unload.if_idle && count > 0 => Err(FaultKind::RequestsRun { count }),
-            _ => Ok(()),
+            _ => Ok(held),
         }
     }
 

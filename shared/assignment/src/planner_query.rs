@@ -93,7 +93,7 @@ impl PlannerNode {
             machine: machine.to_owned(),
             cores,
             kernels: report.kernels.clone(),
-            memory: if keeps { free } else { free.saturating_add(report.shard.0) },
+            memory: if keeps { free } else { report.free_for_next_shard().map_or(0, |free| free.0) },
             measured: report.measured.clone(),
         }
     }

@@ -84,6 +84,7 @@ mod tests {
             (report.state, report.epoch, report.shard) = (NodeState::Ready, Epoch(3), Bytes(400 * MIB));
             report.topology = Some((running.clone(), running.hash(), MemberIndex(index as u16)));
             report.health.memory = Some(MemoryUse { available: Bytes(available * MIB), ..MemoryUse::default() });
+            report.memory_resident = Bytes(450 * MIB);
             report.health.disk = Some(DiskUse { read_rate: Some(Bytes(20 * MIB)), ..DiskUse::default() });
             report
         };

@@ -2,7 +2,7 @@
 //! file. A test compares the two.
 use common::{ids::MemberIndex, units::Bytes};
 use topology::{
-    Member, Role,
+    Role,
     shard::{CutError, cut_stages},
     sizes::ModelSizes,
     spec::Topology,
@@ -30,20 +30,22 @@ pub fn of_replica(sizes: &ModelSizes, topology: &Topology, replica: u16) -> Resu
         .collect())
 }
 
-/// Memory of a member for its part of the draft model, if the topology has one.
+/// Memory of a member for its part of the draft model, if the topology has one. Its working memory counts as weights.
 pub fn of_draft(topology: &Topology, member: MemberIndex) -> RankMemory {
     let place = topology.place(member);
     let Some(draft) = topology.draft.as_ref().filter(|_| place.role != Role::Prefill) else {
         return RankMemory::default();
     };
-    let weight = |member: &Member| u64::from(member.weight);
-    let all: u64 = topology.replica(place.replica).iter().map(weight).sum();
-    let part = |bytes: u64| {
-        Bytes((bytes as u128 * u128::from(weight(&topology.members[member.index()])) / u128::from(all.max(1))) as u64)
-    };
+    let members = topology.replica(place.replica);
+    let all: u64 = members.iter().map(|member| u64::from(member.weight)).sum();
+    let part =
+        |bytes: u64, weight: u64| Bytes((u128::from(bytes) * u128::from(weight) / u128::from(all.max(1))) as u64);
+    let weight = u64::from(topology.members[member.index()].weight);
+    // A rank with a small share holds whole KV heads, too.
+    let even = all.div_ceil(members.len() as u64);
     let blocks = topology.kv_blocks(None).whole as u64;
-    let kv = part(blocks.saturating_mul(draft.block.0));
-    RankMemory { weights: part(draft.weights.0), kv, ..RankMemory::default() }
+    let kv = part(blocks.saturating_mul(draft.block.0), weight.max(even));
+    RankMemory { weights: part(draft.weights.0, weight), kv, ..RankMemory::default() }
 }
 
 #[cfg(test)]

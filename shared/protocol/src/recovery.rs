@@ -185,7 +185,8 @@ pub struct Standing {
     pub committed: Option<Committed>,
     /// Whether it has accepted a topology that follows `committed`.
     pub accepted: bool,
-    /// Memory available for a shard: free memory plus the current shard; 0 if unknown.
+    /// Memory for the next shard: available memory and what the current shard occupies; 0 if unknown, as with experts that
+    /// may stay on the disk.
     pub free: Bytes,
     /// Size of its current shard.
     pub shard: Bytes,

@@ -18,7 +18,7 @@ pub use finding::{Finding, Severity};
 pub use health::Health;
 pub use hop::{HopRecord, HopSync, StageTime, slow_stage};
 pub use kv_store::{StoreCleared, StoreState, StoreUse};
-pub use node::{KvUse, LoadProgress, Measured, NodeReport, NodeState, PACED};
+pub use node::{KvUse, LoadProgress, Measured, NodeReport, NodeState, PACED, ShardMemory};
 pub use request::{RequestReport, RequestStage};
 pub use stall::UsualWait;
 pub use straggler::{LatenessSums, Named, WINDOW_STEPS, judge, straggler};

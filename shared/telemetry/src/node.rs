@@ -84,6 +84,31 @@ pub struct KvUse {
     pub total: u32,
 }
 
+/// Memory of a node, with the current shard.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ShardMemory {
+    /// Available memory of the machine.
+    pub available: Bytes,
+    /// Resident memory of the daemon.
+    pub resident: Bytes,
+    /// Bytes of weights, KV cache and states in the shard.
+    pub shard: Bytes,
+    /// The store of keys and values, which stays when the shard is unloaded.
+    pub store: Option<StoreUse>,
+}
+
+impl ShardMemory {
+    /// Memory for the next shard, which replaces the current one.
+    pub fn for_next_shard(self) -> Bytes {
+        let Self { available, resident, shard, store } = self;
+        let kept = store.filter(|store| store.in_memory).map_or(0, |store| store.bytes.0);
+        // The kernel allocates the pages of KV cache and states when they are first written. Until then they count as
+        // available, and unloading the shard does not free them.
+        let freed = shard.0.min(resident.0.saturating_sub(kept));
+        Bytes(available.0.saturating_add(freed))
+    }
+}
+
 /// Measurements of a node since its start, for planners: its latest links and its latest benchmark of a model.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
@@ -227,11 +252,12 @@ impl NodeReport {
         }
     }
 
-    /// Memory for the next shard: the available memory plus the current shard, which it replaces. `None` if the node
-    /// reports no memory.
+    /// Memory for the next shard: the available memory plus what the current shard occupies. `None` if the node reports
+    /// no memory.
     pub fn free_for_next_shard(&self) -> Option<Bytes> {
-        let memory = self.health.memory?;
-        Some(Bytes(memory.available.0.saturating_add(self.shard.0)))
+        let Self { shard, store, memory_resident: resident, .. } = *self;
+        let available = self.health.memory?.available;
+        Some(ShardMemory { available, resident, shard, store }.for_next_shard())
     }
 
     /// Whether another report is equal except for its time.
@@ -240,5 +266,38 @@ impl NodeReport {
             && self.tokens == other.tokens
             && self.health == other.health
             && *self == Self { unix_ms: self.unix_ms, ..other.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MB: u64 = 1_000_000;
+
+    #[track_caller]
+    fn check(memory: ShardMemory, expected: u64) {
+        let free = memory.for_next_shard();
+        assert_eq!(free, Bytes(expected * MB), "{memory:?}");
+    }
+
+    #[test]
+    fn only_the_resident_part_of_a_shard_is_freed() {
+        let [available, shard] = [6800, 5000].map(|megabytes| Bytes(megabytes * MB));
+        let memory = ShardMemory { available, shard, ..ShardMemory::default() };
+        check(ShardMemory { resident: Bytes(1200 * MB), ..memory }, 8000);
+        check(ShardMemory { resident: Bytes(5100 * MB), ..memory }, 11_800);
+        check(ShardMemory { resident: Bytes(100 * MB), shard: Bytes(0), ..memory }, 6800);
+        check(memory, 6800);
+    }
+
+    #[test]
+    fn stored_keys_and_values_in_memory_are_not_freed() {
+        let [available, resident, shard] = [6800, 1200, 5000].map(|megabytes| Bytes(megabytes * MB));
+        let memory = ShardMemory { available, resident, shard, store: None };
+        let store = StoreUse { in_memory: true, bytes: Bytes(300 * MB), ..StoreUse::default() };
+        check(ShardMemory { store: Some(store), ..memory }, 7700);
+        check(ShardMemory { store: Some(StoreUse { in_memory: false, ..store }), ..memory }, 8000);
+        check(ShardMemory { store: Some(StoreUse { bytes: Bytes(u64::MAX), ..store }), ..memory }, 6800);
     }
 }

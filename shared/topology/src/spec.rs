@@ -76,9 +76,9 @@ pub struct Draft {
     pub identity: ModelIdentity,
     /// Content root that every node's file must have; set when the nodes have agreed on it.
     pub content: Option<ContentRoot>,
-    /// Bytes of its weights in memory, on all ranks of a replica together.
+    /// Bytes of its weights and working memory, on all ranks of a replica together, each counted like the one with most.
     pub weights: Bytes,
-    /// Bytes of a KV block in all of its layers, on all ranks of a replica together.
+    /// Bytes of a KV block in all of its layers, counted likewise.
     pub block: Bytes,
 }
 

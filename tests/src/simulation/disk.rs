@@ -29,6 +29,7 @@ struct Synced {
     epoch: Epoch,
     committed: Option<Committed>,
     votes: Option<Votes>,
+    witnessed: Vec<Votes>,
     forgot: Option<VoteGap>,
     exclusions: Exclusions,
     rolling: Option<Rolling>,
@@ -95,6 +96,7 @@ impl Disk {
             Entry::Record(Record::Promise(epoch, _)) => self.synced.epoch = *epoch,
             Entry::Record(Record::Committed(committed)) => self.synced.committed.clone_from(committed),
             Entry::Record(Record::Votes(votes)) => self.synced.votes = Some(votes.clone()),
+            Entry::Record(Record::Witnessed(votes)) => self.synced.witnessed.clone_from(votes),
             Entry::Record(Record::VoteGap(forgot)) => self.synced.forgot = *forgot,
             Entry::Record(Record::Rolling(rolling)) => self.synced.rolling = Some(rolling.clone()),
             Entry::Record(Record::Unloaded(unloaded)) => self.synced.unloaded = *unloaded,
@@ -130,18 +132,20 @@ impl Disk {
         fs::write(&path, bytes).expect("the folder can be written");
         let (_, kept) = StateFolder::open(folder.path()).expect("the folder can be read");
         let PersistedState { epoch, exclusions, committed, voter, rolling, unloaded, neighbours, .. } = kept;
-        let Acceptor { votes, forgot } = voter;
-        self.synced = Synced { epoch, committed, votes, forgot, exclusions, rolling, unloaded, neighbours };
+        let Acceptor { votes, witnessed, forgot } = voter;
+        self.synced = Synced { epoch, committed, votes, witnessed, forgot, exclusions, rolling, unloaded, neighbours };
         format!("{name} was {how} at byte {place}")
     }
 
     fn write_files(&self, folder: &Path) {
-        let Synced { epoch, committed, votes, forgot, exclusions, rolling, unloaded, neighbours } = &self.synced;
+        let Synced { epoch, committed, votes, witnessed, forgot, exclusions, rolling, unloaded, neighbours } =
+            &self.synced;
         let (state, _) = StateFolder::open(folder).expect("an empty folder can be opened");
         let mut records = vec![Record::VoteGap(*forgot)];
         records.extend((*epoch > Epoch(0)).then_some(Record::Promise(*epoch, TopologyHash(1))));
         records.extend(committed.clone().map(|committed| Record::Committed(Some(committed))));
         records.extend(votes.clone().map(Record::Votes));
+        records.extend((!witnessed.is_empty()).then(|| Record::Witnessed(witnessed.clone())));
         records.extend(rolling.clone().map(Record::Rolling));
         records.extend(unloaded.map(|unloaded| Record::Unloaded(Some(unloaded))));
         records.extend((!neighbours.is_empty()).then(|| Record::Neighbours(neighbours.iter().cloned().collect())));
@@ -166,10 +170,11 @@ impl Disk {
         });
         let later = later.count();
         let is_settled = later > 0 && later > voters - majority(voters);
-        let is_same = now.committed == self.backup.committed && now.votes == self.backup.votes;
+        let has_same_votes = (&now.votes, &now.witnessed) == (&self.backup.votes, &self.backup.witnessed);
+        let is_same = now.committed == self.backup.committed && has_same_votes;
         if !(is_same || is_settled) {
-            let Synced { epoch, committed, votes, forgot, unloaded, .. } = now;
-            self.synced = Synced { epoch, committed, votes, forgot, unloaded, ..self.synced.clone() };
+            let Synced { epoch, committed, votes, witnessed, forgot, unloaded, .. } = now;
+            self.synced = Synced { epoch, committed, votes, witnessed, forgot, unloaded, ..self.synced.clone() };
         }
         is_same || is_settled
     }
@@ -189,9 +194,9 @@ impl Disk {
         self.synced.forgot.is_some()
     }
 
-    /// The synced votes.
-    pub(super) fn votes(&self) -> Option<&Votes> {
-        self.synced.votes.as_ref()
+    /// The synced votes about the successor of a topology.
+    pub(super) fn votes_on(&self, base: &Committed) -> Option<&Votes> {
+        self.synced.witnessed.iter().chain(&self.synced.votes).find(|votes| votes.base == *base)
     }
 
     /// The highest synced epoch.
@@ -201,14 +206,15 @@ impl Disk {
 
     /// The persisted state with which a daemon starts.
     pub(super) fn beginning(&self, name: &str, witness: Option<String>) -> NodeInit {
-        let Synced { committed, votes, forgot, exclusions, rolling, unloaded, neighbours, .. } = self.synced.clone();
+        let Synced { committed, votes, witnessed, forgot, exclusions, rolling, unloaded, neighbours, .. } =
+            self.synced.clone();
         NodeInit {
             name: name.into(),
             epoch: self.epoch(),
             exclusions,
             supervised: true,
             committed,
-            voter: Acceptor { votes, forgot },
+            voter: Acceptor { votes, witnessed, forgot },
             witness,
             rolling,
             unloaded,

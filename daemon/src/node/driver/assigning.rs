@@ -21,12 +21,14 @@ use telemetry::{LoadProgress, NodeState};
 use tokio::{
     sync::mpsc::{Receiver, Sender, channel},
     task::{AbortHandle, spawn_blocking},
+    time::timeout,
 };
+use tokio_util::task::TaskTracker;
 use topology::Topology;
 
 use super::{
     Input,
-    bench_task::BenchTask,
+    bench_task::{BenchTask, GONE},
     benching::BenchHost,
     context::DriverContext,
     engine_host::EngineHost,
@@ -87,6 +89,25 @@ impl Drop for AbortOnDrop {
     }
 }
 
+/// What was told to end and may still hold memory that the next shard needs.
+#[derive(Debug)]
+struct MemoryHolders {
+    bench: Option<BenchTask>,
+    /// Stopped engines.
+    engines: TaskTracker,
+}
+
+impl MemoryHolders {
+    /// Waits for all of them to end.
+    async fn gone(self) {
+        if let Some(bench) = self.bench {
+            bench.gone().await;
+        }
+        // An engine first ends its step and then frees its shard. If it hangs, the load finds too little memory.
+        let _ = timeout(GONE, self.engines.wait()).await;
+    }
+}
+
 /// The assignment that is being loaded or connected, if there is one.
 #[derive(Debug, Default)]
 pub(super) struct Assignments {
@@ -96,9 +117,18 @@ pub(super) struct Assignments {
 }
 
 impl Assignments {
-    pub(super) fn perform(&mut self, effect: AssignmentEffect, context: &DriverContext, benches: &mut BenchHost) {
+    pub(super) fn perform(
+        &mut self,
+        effect: AssignmentEffect,
+        context: &DriverContext,
+        benches: &mut BenchHost,
+        engine: &EngineHost,
+    ) {
         match effect {
-            AssignmentEffect::Load(prepare) => self.load(*prepare, context, benches.take()),
+            AssignmentEffect::Load(prepare) => {
+                let before = MemoryHolders { bench: benches.take(), engines: engine.stopping().clone() };
+                self.load(*prepare, context, before);
+            }
             AssignmentEffect::Discard(epoch) => {
                 if let Some(open) = self.open.take_if(|open| open.place.epoch == epoch) {
                     open.cancelled.store(true, Ordering::Release);
@@ -108,8 +138,8 @@ impl Assignments {
         }
     }
 
-    /// Loads a shard on a blocking thread, after the end of `bench`.
-    fn load(&mut self, prepare: Prepare, context: &DriverContext, bench: Option<BenchTask>) {
+    /// Loads a shard on a blocking thread, after the end of those that hold memory.
+    fn load(&mut self, prepare: Prepare, context: &DriverContext, before: MemoryHolders) {
         let cancelled = Arc::new(AtomicBool::new(false));
         let topology = prepare.topology.clone();
         let (arrivals, arrived) = channel(4 * topology.members.len());
@@ -127,9 +157,7 @@ impl Assignments {
         });
         let context = context.clone();
         tokio::spawn(async move {
-            if let Some(bench) = bench {
-                bench.gone().await;
-            }
+            before.gone().await;
             spawn_blocking(move || run_load(&context, attempt, &prepare, &cancelled));
         });
     }

@@ -7,8 +7,8 @@ use tokio_util::sync::CancellationToken;
 use super::{context::DriverContext, running::RunningEngine};
 use crate::node::{BenchKey, Node};
 
-/// Deadline for a killed process to disappear and free its memory.
-const GONE: Duration = Duration::from_secs(5);
+/// Deadline for a killed process or a stopped engine to end and free its memory.
+pub(super) const GONE: Duration = Duration::from_secs(5);
 
 /// A running benchmark, or one that is being killed.
 #[derive(Debug)]

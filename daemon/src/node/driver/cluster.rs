@@ -14,6 +14,7 @@ use protocol::{
     pairing::Rekeying,
     recovery::{RecoveryAnswer, Slow, Standing},
 };
+use telemetry::ShardMemory;
 use tokio::task::spawn_blocking;
 use topology::Member;
 
@@ -87,10 +88,11 @@ impl ClusterView {
         let (slow, busy) = engine.map_or((None, None), |engine| {
             (self.slow(context.started, node, engine), self.busy(context.started, engine))
         });
-        let free = match (config.memory_max, &config.paced) {
-            // A paced node needs no memory for weights: only its configured limit counts. 0 would mean unknown.
-            (most, Some(_)) => most.unwrap_or(0),
-            (most, None) => most.unwrap_or(u64::MAX).min(memory::available().0 + node.shard().0),
+        let memory = ShardMemory {
+            available: memory::available(),
+            resident: memory::resident(),
+            shard: node.shard(),
+            store: Some(context.kv.usage()),
         };
         Standing {
             name: config.name.clone(),
@@ -100,7 +102,7 @@ impl ClusterView {
             committed: node.committed().cloned(),
             accepted: node.has_accepted(),
             forgets: node.forgets(),
-            free: Bytes(free),
+            free: free_memory(config, engine.map(|engine| engine.has_experts), memory.for_next_shard()),
             shard: node.shard(),
             supervised: config.supervised,
             takes_over: node.takes_over(),
@@ -135,6 +137,20 @@ impl ClusterView {
     }
 }
 
+/// Memory with which peers plan this node's next shard; 0 if unknown. `has_experts` is whether the running model has
+/// experts, `None` if no engine runs; `unloaded` is the memory after unloading the current shard.
+fn free_memory(config: &Config, has_experts: Option<bool>, unloaded: Bytes) -> Bytes {
+    let most = config.memory_max;
+    Bytes(match config.paced {
+        // A paced node needs no memory for weights: only its configured limit counts.
+        Some(_) => most.unwrap_or(0),
+        // Peers compare this with the size of whole shards. A shard whose experts stay on the disk needs much less; how
+        // much depends on its model, so the load decides. Without an engine, the next model may have experts.
+        None if config.experts_on_disk && has_experts.unwrap_or(true) => 0,
+        None => most.unwrap_or(u64::MAX).min(unloaded.0),
+    })
+}
+
 /// Stores and uses the next key of the cluster, on a blocking thread, then answers.
 fn change_key(outbox: Outbox, id: RequestId, rekey: Rekeying, config: Arc<Config>) {
     tokio::spawn(async move {
@@ -161,7 +177,28 @@ fn is_member(guest: &SessionClient, name: &str, members: &[Member]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::tests::topology;
+    use crate::{config::DaemonArguments, node::tests::topology};
+
+    #[test]
+    fn memory_is_unknown_while_experts_may_stay_on_the_disk() {
+        let config = Config::load(DaemonArguments::default()).expect("defaults are settings");
+        let plain = Config { memory_max: None, paced: None, experts_on_disk: false, ..config };
+        let limited = Config { memory_max: Some(500), ..plain.clone() };
+        let on_disk = Config { experts_on_disk: true, ..plain.clone() };
+        for (config, has_experts, expected) in [
+            (&plain, Some(true), 800),
+            (&plain, None, 800),
+            (&limited, None, 500),
+            (&on_disk, Some(true), 0),
+            (&on_disk, None, 0),
+            (&on_disk, Some(false), 800),
+            (&Config { experts_on_disk: true, ..limited.clone() }, Some(true), 0),
+        ] {
+            let free = free_memory(config, has_experts, Bytes(800));
+            let settings = (config.memory_max, config.experts_on_disk);
+            assert_eq!(free, Bytes(expected), "{settings:?}, {has_experts:?}");
+        }
+    }
 
     #[test]
     fn only_members_announce_only_their_own_address() {

@@ -5,6 +5,7 @@ use common::fault::{Fault, FaultKind};
 use engine::port::{EngineEvent, EngineOrder, ReplicaEvent};
 use protocol::across::Across;
 use smallvec::{SmallVec, smallvec};
+use tokio_util::task::TaskTracker;
 
 use super::{orders::COMMANDS_MAX, running::RunningEngine};
 use crate::{
@@ -12,23 +13,32 @@ use crate::{
     text::AnswerEvent,
 };
 
-/// Holds the running engine.
+/// Holds the running engine, and tracks stopped ones until they end.
 #[derive(Debug)]
 pub(super) struct EngineHost {
     /// This node's name, for faults.
     name: String,
     running: Option<RunningEngine>,
+    /// Engines that were stopped and have not ended yet. Closed, so that a wait ends as soon as there is none.
+    stopping: TaskTracker,
 }
 
 impl EngineHost {
     /// For the node with this name.
     pub(super) fn new(name: String) -> Self {
-        Self { name, running: None }
+        let stopping = TaskTracker::new();
+        stopping.close();
+        Self { name, running: None, stopping }
     }
 
     /// The running engine.
     pub(super) fn running(&self) -> Option<&RunningEngine> {
         self.running.as_ref()
+    }
+
+    /// The engines that were stopped and have not ended yet: their shards still occupy memory.
+    pub(super) fn stopping(&self) -> &TaskTracker {
+        &self.stopping
     }
 
     /// Whether the engine of this run is the running one.
@@ -82,7 +92,7 @@ impl EngineHost {
             }
             EngineEffect::Stop(epoch) => {
                 if let Some(running) = self.running.take_if(|running| running.epoch == epoch) {
-                    tokio::spawn(running.stop(false));
+                    self.stopping.spawn(running.stop(false));
                 }
             }
             EngineEffect::AnnounceDraining => {

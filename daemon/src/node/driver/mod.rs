@@ -383,7 +383,9 @@ impl Driver {
             Effect::Model(effect) => self.models.perform(effect, context, &mut self.sessions),
             Effect::Kv(to, request) => self.kv.answer(to, *request, context, &mut self.sessions),
             Effect::Disk(effect) => return self.disk.perform(effect, &mut self.sessions),
-            Effect::Assignment(effect) => self.assignments.perform(effect, context, &mut self.benches),
+            Effect::Assignment(effect) => {
+                self.assignments.perform(effect, context, &mut self.benches, &self.engine);
+            }
             Effect::Engine(EngineEffect::Text(to, request)) => {
                 answering::answer(to, *request, self.engine.running(), &mut self.sessions);
             }

@@ -107,7 +107,7 @@ impl Reports {
             rolling: node.rolling().cloned(),
             measured: measured.clone(),
             neighbours: node.neighbours().cloned().collect(),
-            unloaded: node.unloaded(),
+            unloaded: node.named_unloaded(),
             expected: node.expected().map(|expected| Box::new(expected.clone())),
             store: Some(context.kv.usage()),
         }))

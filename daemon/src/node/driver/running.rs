@@ -74,6 +74,8 @@ pub(super) struct RunningEngine {
     pub(super) run: u64,
     pub(super) epoch: Epoch,
     pub(super) ring: Arc<SyncLog>,
+    /// Whether its model has experts.
+    pub(super) has_experts: bool,
     commands: Orders,
     /// On the head.
     text: Option<TextService>,
@@ -135,6 +137,7 @@ impl RunningEngine {
         };
         let (commands, orders) = Orders::new();
         let columns = loaded.shard.spec.embedding_length;
+        let has_experts = loaded.shard.spec.kinds.iter().any(|kind| kind.feed_forward.experts().is_some());
         let stage = StageLinks { sockets: links.data, abort: &abort, ring: &ring, columns };
         let mut group = group(&place, stage, context.kernels)?;
         group.set_toll(loaded.pace.as_ref().map(Pace::toll));
@@ -164,6 +167,7 @@ impl RunningEngine {
             run,
             epoch,
             ring,
+            has_experts,
             commands,
             text,
             speculates: context.config.speculative,
@@ -179,6 +183,33 @@ impl RunningEngine {
             seen,
             moved,
         })
+    }
+
+    /// An engine without a model, peers and heartbeats, of which only the thread runs.
+    #[cfg(test)]
+    pub(super) fn of_thread(epoch: Epoch, thread: thread::JoinHandle<()>) -> Self {
+        let beats = TaskTracker::new();
+        beats.close();
+        Self {
+            run: 1,
+            epoch,
+            ring: Arc::new(SyncLog::alone()),
+            has_experts: false,
+            commands: Orders::new().0,
+            text: None,
+            speculates: false,
+            abort: Arc::new(Abort::new().expect("there are descriptors")),
+            draining: Arc::default(),
+            failed: Arc::default(),
+            stop: CancellationToken::new(),
+            leave: CancellationToken::new(),
+            apart: CancellationToken::new(),
+            head_links: Vec::new(),
+            beats,
+            thread,
+            seen: (0, Instant::now()),
+            moved: Instant::now(),
+        }
     }
 
     /// Sends a command to the engine, a request by way of its preparation. Succeeds also if the engine has ended, which

@@ -1,5 +1,5 @@
-//! The driver beside a disk that stalls. A state folder's file is replaced by way of `NAME.new`: where that is a FIFO,
-//! the write waits for a reader.
+//! The driver with a disk that stalls, and with an engine that ends late. A state folder's file is replaced by way of
+//! `NAME.new`: where that is a FIFO, the write waits for a reader.
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -11,13 +11,13 @@ use std::{
 
 use common::{
     fault::FaultKind,
-    ids::{Epoch, RequestId},
+    ids::{Epoch, MemberIndex, RequestId},
 };
 use kernels::Kernels;
 use protocol::{
     BUILD, NUMERIC_VERSION,
     handshake::Identity,
-    message::{Request, RequestBody, ResponseBody},
+    message::{Prepare, Previous, Request, RequestBody, ResponseBody},
     recovery::{RecoveryAnswer, RecoveryAsk},
 };
 use tempfile::TempDir;
@@ -28,9 +28,14 @@ use tokio::{
 };
 use topology::{Exclusions, Rolling, rolling::Phase};
 
-use super::*;
-use crate::config::DaemonArguments;
-use crate::node::effect::DiskEffect;
+use super::{running::RunningEngine, *};
+use crate::{
+    config::DaemonArguments,
+    node::{
+        effect::{AssignmentEffect, DiskEffect},
+        tests::topology,
+    },
+};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const SESSION: SessionId = SessionId(1);
@@ -45,30 +50,35 @@ struct Rig {
     driver: JoinHandle<i32>,
 }
 
+/// A driver of an idle node whose state and models are in this folder.
+fn driver(folder: &Path) -> (Driver, Inputs) {
+    let config = Config::load(DaemonArguments::default()).expect("defaults are settings");
+    let config = Config { name: "pi1".into(), state: folder.into(), models: vec![folder.into()], ..config };
+    let (state, persisted) = StateFolder::open(&config.state).expect("the folder is there");
+    let identity = Identity {
+        name: config.name.clone(),
+        build: BUILD.into(),
+        numeric: NUMERIC_VERSION,
+        machine: String::new(),
+        cores: Vec::new(),
+    };
+    let (config, kernels) = (Arc::new(config), Kernels::choose(None).expect("there is one"));
+    let init = DriverInit {
+        config,
+        identity,
+        kernels,
+        state,
+        persisted,
+        heartbeats: Handle::current(),
+        variant: Variant::default(),
+    };
+    Driver::new(init).expect("a thread can be started")
+}
+
 impl Rig {
     fn start() -> Self {
         let folder = tempfile::tempdir().expect("a folder can be made");
-        let config = Config::load(DaemonArguments::default()).expect("defaults are settings");
-        let config = Config { name: "pi1".into(), state: folder.path().into(), ..config };
-        let (state, persisted) = StateFolder::open(&config.state).expect("the folder is there");
-        let identity = Identity {
-            name: config.name.clone(),
-            build: BUILD.into(),
-            numeric: NUMERIC_VERSION,
-            machine: String::new(),
-            cores: Vec::new(),
-        };
-        let (config, kernels) = (Arc::new(config), Kernels::choose(None).expect("there is one"));
-        let init = DriverInit {
-            config,
-            identity,
-            kernels,
-            state,
-            persisted,
-            heartbeats: Handle::current(),
-            variant: Variant::default(),
-        };
-        let (driver, Inputs { sender: inputs, receiver }) = Driver::new(init).expect("a thread can be started");
+        let (driver, Inputs { sender: inputs, receiver }) = driver(folder.path());
         let (outbox, answers) =
             Outbox::new(SessionClient { role: None, name: "test".into() }, &ResponseBudget::default());
         inputs.try_send(Input::SessionOpened(SESSION, outbox)).expect("the queue is empty");
@@ -198,4 +208,25 @@ async fn full_queue_refuses_requests_and_a_stall_is_named() {
     let trouble = disk.trouble(std::time::Instant::now() + PATIENCE).expect("20 s later");
     assert!(trouble.contains(&folder.path().display().to_string()), "{trouble}");
     release(&fifo);
+}
+
+#[tokio::test]
+async fn load_waits_for_the_end_of_a_stopped_engine() {
+    let folder = tempfile::tempdir().expect("a folder can be made");
+    let (mut driver, Inputs { sender, mut receiver }) = driver(folder.path());
+    let engine = thread::spawn(move || {
+        // Its last step: much longer than the load of a model that is not there.
+        thread::sleep(Duration::from_millis(300));
+        let _ = sender.blocking_send(Input::Event(Event::Tick { now: Duration::ZERO }));
+    });
+    driver.engine.host(RunningEngine::of_thread(Epoch(4), engine), false);
+    driver.perform(Effect::Engine(EngineEffect::Stop(Epoch(4))));
+    let (topology, member) = (topology(1), MemberIndex(0));
+    let (seen, epoch, previous) = (Epoch(4), Epoch(5), Previous::Leaves);
+    let prepare = Prepare { seen, epoch, topology, member, desired: None, previous };
+    driver.perform(Effect::Assignment(AssignmentEffect::Load(Box::new(prepare))));
+    let first = timeout(PATIENCE, receiver.recv()).await.expect("the engine ends");
+    assert!(matches!(first, Some(Input::Event(Event::Tick { .. }))), "the load began too early: {first:?}");
+    let second = timeout(PATIENCE, receiver.recv()).await.expect("the load begins");
+    assert!(matches!(second, Some(Input::Loaded(_))), "{second:?}");
 }

@@ -1,7 +1,9 @@
 //! The kinds of topology that a member proposes, and the members that come back with one.
 use common::ids::{Epoch, MemberIndex, is_in_reach};
 use planner::replan::Stays;
-use topology::Topology;
+use topology::{Member, Topology};
+
+use super::View;
 
 /// The kind of topology to propose.
 #[derive(Debug)]
@@ -47,4 +49,17 @@ pub(super) struct Joins {
     pub(super) address: String,
     /// The highest epoch that it has seen.
     pub(super) epoch: Epoch,
+}
+
+/// The available members, by their index in the desired topology.
+pub(super) fn stays<'a>(desired: &Topology, there: impl Iterator<Item = (&'a Member, &'a View)>) -> Vec<Stays> {
+    let mut stay: Vec<Stays> = there
+        .filter_map(|(member, view)| {
+            let place = desired.members.iter().position(|one| one.name == member.name)?;
+            let free = view.standing.as_ref().map_or_else(Default::default, |one| one.free);
+            Some(Stays { member: MemberIndex(place as u16), address: view.address.clone(), free })
+        })
+        .collect();
+    stay.sort_by_key(|one| one.member);
+    stay
 }

@@ -11,6 +11,7 @@ mod learn;
 mod propose;
 pub mod rolling;
 mod shape;
+mod speed;
 mod unload;
 mod view;
 
@@ -41,7 +42,7 @@ use self::{
     shape::BALANCE_PAUSE,
     unload::Unloading,
 };
-use super::steward::breaker::{Breaker, Turn};
+use super::steward::breaker::Breaker;
 use crate::config::Recovery;
 pub use crate::node::steward::view::{BY_ITSELF, View};
 
@@ -153,6 +154,9 @@ pub struct Steward {
     /// Since when the topology has been down.
     since: Option<Duration>,
     breaker: Breaker,
+    /// Earliest time of the next look while the topology serves, and the purpose of the latest one.
+    look_next: Duration,
+    latest: Purpose,
     /// Earliest time of the next action against slow ranks.
     speed_next: Duration,
     /// Earliest time of the next check for what others lack.
@@ -188,6 +192,8 @@ impl Steward {
             round: 0,
             since: None,
             breaker,
+            look_next: Duration::ZERO,
+            latest: Purpose::Return,
             speed_next: Duration::ZERO,
             teach_next: Duration::ZERO,
             told: None,
@@ -235,24 +241,33 @@ impl Steward {
             return asks;
         }
         let serves = matches!(own.state, NodeState::Ready | NodeState::Serving);
-        let purpose = match () {
-            () if own.forgets => Some(Purpose::Recall),
-            // Checked before the breaker, which may be due at every look.
-            () if now >= self.teach_next => Some(Purpose::Teach),
-            () if self.breaker.is_due(&own, now) => Some(Purpose::Speed),
-            () if own.committed.as_ref().is_some_and(|base| base.desired.is_some()) => Some(Purpose::Return),
-            () => None,
-        };
-        let base = own.committed.clone().filter(|_| serves && now >= self.speed_next);
-        let (Some((base, place)), Some(purpose)) = (base.and_then(place), purpose) else { return Vec::new() };
-        self.speed_next = now + LOOK_SLOW;
+        let base = own.committed.clone().filter(|_| serves && now >= self.look_next);
+        let Some((base, place)) = base.and_then(place) else { return Vec::new() };
+        let Some(purpose) = self.next_purpose(&own, &base, place) else { return Vec::new() };
+        (self.look_next, self.latest) = (now + LOOK_SLOW, purpose);
         if purpose == Purpose::Teach {
             self.teach_next = now + TEACH;
         }
-        if purpose == Purpose::Return && place != 0 {
-            return Vec::new();
-        }
         self.ask_all(base, place, own, purpose)
+    }
+
+    /// The purpose of the next look while the topology serves. Purposes take turns: each of them may be due at every
+    /// look, and none may keep another from its turn.
+    fn next_purpose(&self, own: &Standing, base: &Committed, place: usize) -> Option<Purpose> {
+        if own.forgets {
+            return Some(Purpose::Recall);
+        }
+        let turns = match self.latest {
+            Purpose::Teach => [Purpose::Speed, Purpose::Return, Purpose::Teach],
+            Purpose::Speed => [Purpose::Return, Purpose::Teach, Purpose::Speed],
+            _ => [Purpose::Teach, Purpose::Speed, Purpose::Return],
+        };
+        turns.into_iter().find(|purpose| match purpose {
+            Purpose::Teach => self.now >= self.teach_next,
+            Purpose::Speed => self.now >= self.speed_next && self.breaker.is_due(own, self.now),
+            // Only the first member includes others.
+            _ => place == 0 && base.desired.is_some(),
+        })
     }
 
     /// Starts to exclude a member that is about to restart, if it belongs to the only replica. The next topology is
@@ -444,25 +459,6 @@ impl Steward {
         }
     }
 
-    /// Excludes a straggler, or tries an excluded one again, while all members serve.
-    fn watch_speed(&mut self, look: Look, views: Vec<View>) -> Vec<StewardAsk> {
-        let Look { base, place, out, .. } = look;
-        let out = out.and_then(|(_, _, standing)| standing);
-        let change = match self.breaker.look(MemberIndex(place as u16), &base, &views, out.as_ref(), self.now) {
-            Turn::Rest => return Vec::new(),
-            Turn::TakeOut { slow, reason } => {
-                tracing::warn!("{} is excluded as a straggler: it {reason}", base.topology.members[slow.index()].name);
-                let all = (0..views.len() as u16).map(MemberIndex);
-                TopologyChange::On { stay: all.filter(|one| *one != slow).collect(), lost: vec![(slow, reason)] }
-            }
-            Turn::TryAgain { before, joins } => {
-                tracing::warn!("{} is tried again", before.members[joins.index()].name);
-                TopologyChange::Again { topology: before, joins }
-            }
-        };
-        self.propose(Proposal { base, views, own: place, change, granted: 0, serves: true })
-    }
-
     /// An attempt to bring the topology back has ended.
     fn ended(&mut self, outcome: Result<(), Fault>) {
         match outcome {
@@ -472,15 +468,6 @@ impl Steward {
                 self.next = self.now + self.pause;
                 self.pause = longer_pause(self.pause);
             }
-        }
-    }
-
-    /// A vote about a straggler has ended.
-    fn speed_ended(&mut self, outcome: Result<(), Fault>) {
-        if let Err(fault) = outcome {
-            tracing::warn!("the topology stays unchanged: {fault}");
-            // If the topology does not fit or finds no majority now, it will not within a second either.
-            self.speed_next = self.now + self.settings.recovery.exclude_slow.unwrap_or(PAUSE_MAX);
         }
     }
 

@@ -5,7 +5,6 @@ use common::{
     fault::{Fault, FaultKind},
     ids::{MemberIndex, is_in_reach},
 };
-use planner::replan::Stays;
 use protocol::{
     message::{Prepare, Previous, RequestBody, ResponseBody},
     recovery::{Ballot, Committed, RecoveryAnswer, RecoveryAsk, Vote, VoteReply},
@@ -14,7 +13,7 @@ use topology::{Member, Topology};
 
 use super::{
     ANSWER, Doing, Question, Reply, Steward, StewardAsk, View,
-    change::TopologyChange,
+    change::{TopologyChange, stays},
     unexpected,
     view::{BY_ITSELF, exclusions, is_away},
 };
@@ -102,8 +101,12 @@ impl Steward {
     pub(super) fn propose(&mut self, proposal: Proposal) -> Vec<StewardAsk> {
         let question = self.question();
         let (wanted, asks) = match &proposal.change {
-            TopologyChange::Again { topology, .. } | TopologyChange::Shares(topology) => {
-                (Some(topology.clone()), Vec::new())
+            TopologyChange::Again { topology, .. } => (Some(topology.clone()), Vec::new()),
+            TopologyChange::Shares(topology) => {
+                // All members stay, so the plan only checks their memory: shares that do not fit would end the running
+                // topology, and replace the desired ones.
+                let stay = stays(topology, topology.members.iter().zip(&proposal.views));
+                (None, vec![StewardAsk::Plan { question, desired: topology.clone(), stay }])
             }
             TopologyChange::On { stay, .. } => {
                 let views = stay
@@ -237,7 +240,7 @@ impl Steward {
                 self.vote_step(propose, step)
             }
             (ProposalStage::Tell(..), reply) => self.told(propose, reply),
-            (ProposalStage::Load(..), reply) => self.loaded(propose, reply),
+            (ProposalStage::Load(..), reply) => self.loaded(propose, voter, reply),
             (ProposalStage::Behind, reply) => self.end_vote(&propose.proposal, reply.of_node().map(drop)),
         }
     }
@@ -421,9 +424,10 @@ impl Steward {
         asks
     }
 
-    /// A member has loaded or switched, or failed. After a failure all members learn the decision, and recovery starts
-    /// it as after a loss.
-    fn loaded(&mut self, propose: Box<Propose>, reply: Reply) -> Vec<StewardAsk> {
+    /// A member of the next topology has loaded or switched, or failed. After a failure all members learn the decision,
+    /// and recovery starts it as after a loss. If a member that joins cannot load, the end of the current topology
+    /// would not help it: that one continues, and a later vote takes up the decision.
+    fn loaded(&mut self, mut propose: Box<Propose>, index: usize, reply: Reply) -> Vec<StewardAsk> {
         let ProposalStage::Load(next, stage) = &propose.stage else { return Vec::new() };
         let (next, stage) = (next.clone(), *stage);
         let answer = match (stage, reply.of_node()) {
@@ -433,10 +437,17 @@ impl Steward {
             (Loading::Prepare | Loading::Commit, Err(fault)) => Err(fault),
         };
         if let Err(fault) = answer {
-            tracing::warn!(
-                "cannot load the next topology while the current one serves; ending the current one \
-             first: {fault}"
-            );
+            let joining = propose.proposal.change.joining(&next.topology);
+            // A node that has seen a later epoch prepares this one only once it has learned it.
+            let has_moved = matches!(fault.kind, FaultKind::Superseded { .. });
+            if stage == Loading::Prepare && joining.contains(&next.topology.members[index].address) && !has_moved {
+                propose.result = Err(fault);
+            } else {
+                tracing::warn!(
+                    "cannot load the next topology while the current one serves; ending the current one \
+                     first: {fault}"
+                );
+            }
             return self.load(propose, next, Loading::Abort);
         }
         if !propose.waiting.is_empty() {
@@ -445,6 +456,7 @@ impl Steward {
         }
         match stage {
             Loading::Prepare => self.load(propose, next, Loading::Commit),
+            Loading::Abort if propose.result.is_err() => self.end_vote(&propose.proposal, propose.result),
             Loading::Commit | Loading::Abort => self.tell_next(propose, next),
         }
     }
@@ -468,17 +480,4 @@ pub(in crate::node) fn with_shares(desired: &Topology, now: &Topology) -> Topolo
         wanted.members[index].weight = held(member).unwrap_or(scaled).clamp(1, WEIGHT_MAX) as u32;
     }
     wanted
-}
-
-/// The available members, by their index in the desired topology.
-pub(super) fn stays<'a>(desired: &Topology, there: impl Iterator<Item = (&'a Member, &'a View)>) -> Vec<Stays> {
-    let mut stay: Vec<Stays> = there
-        .filter_map(|(member, view)| {
-            let place = desired.members.iter().position(|one| one.name == member.name)?;
-            let free = view.standing.as_ref().map_or_else(Default::default, |one| one.free);
-            Some(Stays { member: MemberIndex(place as u16), address: view.address.clone(), free })
-        })
-        .collect();
-    stay.sort_by_key(|one| one.member);
-    stay
 }

@@ -1,10 +1,10 @@
 //! Decides the next step of a rolling restart, whose record the nodes share: one node at a time, the next one when all
-//! members serve again; pauses at the first problem. The driver is the first reachable node of the restart, otherwise of
-//! the topology, that is not being restarted; if it is lost, another one takes over. A node without peers restarts
-//! itself and reads the pending step from its disk. Pure.
+//! members of all topologies serve again; pauses at the first problem. The driver is the first reachable node of the
+//! restart, preferably of the target's topology, otherwise of the driver's own, that is not being restarted; if it is
+//! lost, another one takes over. A node without peers restarts itself and reads the pending step from its disk. Pure.
 use std::{collections::BTreeMap, time::Duration};
 
-use protocol::recovery::Standing;
+use protocol::recovery::{Committed, Standing};
 use telemetry::NodeState;
 use topology::{Rolling, Topology, rolling::Phase};
 
@@ -68,13 +68,14 @@ impl Restarting {
             return RollingStep::Learn(later.clone());
         }
         let Some((target, address)) = rolling.target() else { return RollingStep::Rest };
-        let mut others = candidates.iter().filter(|(name, _)| name != target);
+        let others = candidates.iter().filter(|(name, _)| name != target);
         // A node that was away when the restart was ordered does not know of it, and drives nothing.
-        let driver = others.find(|(name, address)| {
+        let others = others.filter(|(name, address)| {
             let known = answers.get(address).filter(|one| one.name == *name).and_then(|one| one.rolling.as_ref());
             known.is_some_and(|known| known.revision == rolling.revision)
         });
-        if driver.map_or(target, |(name, _)| name) != own.name.as_str() {
+        let others: Vec<&str> = others.map(|(name, _)| name.as_str()).collect();
+        if driver(rolling, &others, &topologies(own, answers)).unwrap_or(target) != own.name.as_str() {
             self.step = None;
             return RollingStep::Rest;
         }
@@ -108,7 +109,7 @@ impl Restarting {
                 RollingStep::Spread(rolling.in_phase(Phase::Paused(why)))
             }
             None if is_well => RollingStep::Spread(rolling.begun(view.instance)),
-            Some(before) if view.instance != before && is_well && !has_left(own, target) => {
+            Some(before) if view.instance != before && is_well && !has_left(own, answers, target) => {
                 let took = self.step.map_or(Duration::ZERO, |(_, since)| now.saturating_sub(since));
                 tracing::info!(
                     "rolling restart: {target} serves again, {} ms after the order to restart",
@@ -146,25 +147,67 @@ fn why_overdue(rolling: &Rolling, view: Option<&Standing>, well: Result<(), Stri
     }
 }
 
-/// Whether the running topology excludes a node that is expected to rejoin.
-fn has_left(own: &Standing, node: &str) -> bool {
-    let is_in = |topology: &Topology| topology.members.iter().any(|member| member.name == node);
-    let left = own.committed.as_ref().is_some_and(|held| is_in(held.desired()) && !is_in(&held.topology));
+/// The first of these nodes that is a member of the target's topology, otherwise the first one. Only a member can
+/// exclude the target before it restarts. It must be a target, too: nodes of other topologies ask no further members,
+/// and all nodes must choose the same driver.
+fn driver<'a>(rolling: &Rolling, others: &[&'a str], held: &[&Committed]) -> Option<&'a str> {
+    let group = rolling.target().and_then(|(target, _)| group(held, target));
+    let near = others.iter().find(|name| {
+        let is_target = rolling.targets.iter().any(|(target, _)| target == *name);
+        is_target && group.is_some_and(|group| is_in(&group.topology, name))
+    });
+    near.or(others.first()).copied()
+}
+
+/// The topologies that these nodes hold, without those that a later one on some of the same nodes has replaced.
+fn topologies<'a>(own: &'a Standing, answers: &'a BTreeMap<String, Standing>) -> Vec<&'a Committed> {
+    let mut held: Vec<&Committed> = Vec::new();
+    for committed in [own].into_iter().chain(answers.values()).filter_map(|standing| standing.committed.as_ref()) {
+        if !held.contains(&committed) {
+            held.push(committed);
+        }
+    }
+    let latest = held.iter().filter(|one| {
+        !held.iter().any(|other| {
+            other.is_later_than(one) && other.topology.members.iter().any(|member| is_in(&one.topology, &member.name))
+        })
+    });
+    latest.copied().collect()
+}
+
+/// The topology of a node, or the one that it is expected to rejoin.
+fn group<'a>(held: &[&'a Committed], node: &str) -> Option<&'a Committed> {
+    let own = held.iter().find(|held| is_in(&held.topology, node));
+    own.or_else(|| held.iter().find(|held| is_in(held.desired(), node))).copied()
+}
+
+fn is_in(topology: &Topology, node: &str) -> bool {
+    topology.members.iter().any(|member| member.name == node)
+}
+
+/// Whether the topology of a node excludes it now, but expects it to rejoin.
+fn has_left(own: &Standing, answers: &BTreeMap<String, Standing>, node: &str) -> bool {
+    let left = group(&topologies(own, answers), node).is_some_and(|held| !is_in(&held.topology, node));
     // A node that an operator excluded does not rejoin.
     left && own.exclusions.out().all(|entry| entry.node != node)
 }
 
-/// Whether all members of the topology serve it; otherwise the first one that does not, and its state.
+/// Whether all members of all topologies serve; otherwise the first one that does not, and its state.
 fn is_well(own: &Standing, answers: &BTreeMap<String, Standing>) -> Result<(), String> {
-    // The driver need not be a member itself.
-    let all = answers.values().chain([own]).filter_map(|standing| standing.committed.as_ref());
-    let Some(committed) = all.max_by_key(|committed| committed.epoch) else { return Ok(()) };
-    for member in &committed.topology.members {
-        let mut named = answers.values().filter(|standing| standing.name == member.name);
-        match named.next().map(|standing| standing.state) {
-            Some(NodeState::Ready | NodeState::Serving) => {}
-            Some(state) => return Err(format!("{} is {}", member.name, state.name())),
-            None => return Err(format!("{} does not answer", member.name)),
+    let candidates = candidates(own).unwrap_or_default();
+    for held in topologies(own, answers) {
+        // Of the topologies of other nodes, only targets are asked.
+        let is_own = is_in(&held.topology, &own.name);
+        for member in &held.topology.members {
+            let mut named = answers.values().filter(|standing| standing.name == member.name);
+            match named.next().map(|standing| standing.state) {
+                Some(NodeState::Ready | NodeState::Serving) => {}
+                Some(state) => return Err(format!("{} is {}", member.name, state.name())),
+                None if is_own || candidates.iter().any(|(name, _)| *name == member.name) => {
+                    return Err(format!("{} does not answer", member.name));
+                }
+                None => {}
+            }
         }
     }
     Ok(())
@@ -172,6 +215,9 @@ fn is_well(own: &Standing, answers: &BTreeMap<String, Standing>) -> Result<(), S
 
 #[cfg(test)]
 mod tests {
+    use common::ids::Epoch;
+    use topology::Layout;
+
     use super::*;
     use crate::node::tests::steward::{base, view};
 
@@ -188,6 +234,61 @@ mod tests {
         assert_eq!(why(Some(9), Ok(())), gone, "run 1 answers");
         assert_eq!(why(Some(1), Ok(())), "pi3 has not restarted after 300 s");
         assert_eq!(why(Some(9), Err("pi2 is loading")), "pi2 is loading, for 300 s");
+    }
+
+    #[test]
+    fn next_node_restarts_only_when_all_topologies_serve() {
+        let (all, later) = (base(4), Committed { epoch: Epoch(9), ..base(2) });
+        let mut earlier = base(4);
+        earlier.topology.members.drain(..2);
+        earlier.topology.layout = Layout::tensor_parallel(2);
+        let rolling = Rolling {
+            targets: all.topology.members.iter().map(|one| (one.name.clone(), one.address.clone())).collect(),
+            done: 2,
+            before: Some(9),
+            phase: Phase::Runs,
+            drain_ms: 0,
+            by: "me@here".into(),
+            revision: 7,
+        };
+        // pi3 has restarted; `states` are those of pi3 and pi4.
+        let answers = |states: [NodeState; 2]| -> BTreeMap<String, Standing> {
+            let serving = [0, 1].map(|index| view(&later, index, NodeState::Ready));
+            let views = serving.into_iter().chain([0, 1].map(|index| view(&earlier, index, states[index])));
+            let answers = views.map(|view| {
+                let standing = view.standing.expect("it answers");
+                (view.address, Standing { rolling: Some(rolling.clone()), ..standing })
+            });
+            answers.collect()
+        };
+        let look = |own: usize, answers: &BTreeMap<String, Standing>| {
+            let own = &answers[&all.topology.members[own].address];
+            Restarting::default().look(own, answers, STEP)
+        };
+        let advanced = RollingStep::Spread(rolling.advanced());
+        for states in [[NodeState::Idle, NodeState::Faulted], [NodeState::Idle, NodeState::Ready]] {
+            let mut answers = answers(states);
+            assert_eq!([look(0, &answers), look(3, &answers)], [RollingStep::Rest, RollingStep::Rest], "{states:?}");
+            // No member of its topology knows the restart.
+            answers.get_mut(&all.topology.members[3].address).expect("it answers").rolling = None;
+            assert_eq!(look(0, &answers), RollingStep::Rest, "{states:?}");
+            // pi4 continues without pi3, which is to return.
+            let alone = answers.get_mut(&all.topology.members[3].address).expect("it answers");
+            let mut reduced = Committed { epoch: Epoch(5), ..earlier.clone() };
+            reduced.desired = Some(Box::new(earlier.topology.clone()));
+            reduced.topology.members.remove(0);
+            (alone.committed, alone.state) = (Some(reduced), NodeState::Ready);
+            answers.get_mut(&all.topology.members[2].address).expect("it answers").committed = None;
+            assert_eq!(look(0, &answers), RollingStep::Rest, "{states:?}");
+        }
+        let mut well = answers([NodeState::Ready, NodeState::Serving]);
+        assert_eq!([look(0, &well), look(3, &well)], [RollingStep::Rest, advanced.clone()], "a member drives");
+        well.get_mut(&all.topology.members[3].address).expect("it answers").rolling = None;
+        assert_eq!(look(0, &well), advanced);
+        // A topology that another one on the same nodes has replaced serves nowhere.
+        let stale = Committed { epoch: Epoch(3), ..base(5) };
+        well.get_mut(&all.topology.members[1].address).expect("it answers").committed = Some(stale);
+        assert_eq!(look(0, &well), advanced);
     }
 
     #[test]

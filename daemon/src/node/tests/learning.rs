@@ -41,7 +41,7 @@ fn later_of_two_topologies_of_one_epoch_is_learned_and_a_left_one_is_not() {
     // A topology without this node follows. Members of the earlier one that missed it ask for votes and bring it back.
     let mut node = of("pi1", Some(small.clone()));
     let mut other = topology(2);
-    other.members.iter_mut().for_each(|member| member.name.insert(0, 'x'));
+    other.members[0].name = "pi9".into();
     let effects = recover(&mut node, RecoveryAsk::Learn(Box::new(Committed::new(Epoch(6), other.clone()))));
     assert!(node.committed().is_none() && node.known_epoch() == Epoch(6), "{effects:?}");
     let ballot = Ballot { round: 1, member: 1 };
@@ -55,4 +55,41 @@ fn later_of_two_topologies_of_one_epoch_is_learned_and_a_left_one_is_not() {
     let next = Committed::new(Epoch(7), topology(2));
     recover(&mut node, RecoveryAsk::Learn(Box::new(next.clone())));
     assert_eq!(node.committed(), Some(&next));
+}
+
+/// A topology of two other nodes.
+fn of_another_group(epoch: u64) -> Committed {
+    let mut topology = topology(2);
+    topology.members.iter_mut().for_each(|member| member.name.insert(0, 'x'));
+    Committed::new(Epoch(epoch), topology)
+}
+
+#[test]
+fn later_topology_of_another_group_ends_nothing() {
+    let mut node = running();
+    recover(&mut node, RecoveryAsk::Learn(Box::new(of_another_group(9))));
+    assert_eq!((node.state(), node.committed()), (NodeState::Ready, Some(&base(4))));
+    // Both topologies are what is left of the same desired one.
+    let desired = Some(Box::new(topology(3)));
+    let mut node = of("pi1", Some(Committed { desired: desired.clone(), ..Committed::new(Epoch(5), topology(1)) }));
+    let mut rest = Committed { desired, ..Committed::new(Epoch(6), topology(1)) };
+    rest.topology.members[0].name = "pi2".into();
+    recover(&mut node, RecoveryAsk::Learn(Box::new(rest)));
+    assert_eq!(node.committed(), None);
+}
+
+#[test]
+fn witness_stores_the_votes_of_each_group_and_follows_none() {
+    let mut node = of("pi9", None);
+    let ballot = Ballot { round: 1, member: 0 };
+    for (base, count) in [(of_another_group(9), 1), (base(4), 2)] {
+        let vote = Vote { base, witness: Some("pi9:9999".into()), ballot, next: None };
+        let effects = recover(&mut node, RecoveryAsk::Vote(Box::new(vote)));
+        let [Effect::Disk(DiskEffect::Write { records, then: Some(then) })] = &effects[..] else {
+            panic!("{effects:?}")
+        };
+        assert!(matches!(&records[..], [Record::Witnessed(groups)] if groups.len() == count), "{records:?}");
+        assert!(format!("{then:?}").contains("Promised"), "{then:?}");
+        assert_eq!((node.known_epoch(), node.committed()), (Epoch(0), None));
+    }
 }

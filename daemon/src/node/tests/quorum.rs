@@ -10,7 +10,7 @@ use common::{
 use protocol::recovery::{Ballot, Committed, Vote, VoteReply};
 use topology::{Layout, Member, Topology};
 
-use crate::node::quorum::{Acceptor, Electorate, Proposer, Step, VoteGap, majority};
+use crate::node::quorum::{Accepted, Acceptor, Electorate, Proposer, Step, VoteGap, Votes, WITNESSED_MAX, majority};
 
 /// A small generator (Knuth, MMIX): the same sequence for the same seed.
 struct Random(u64);
@@ -239,7 +239,7 @@ fn voter_keeps_its_promise_and_reports_what_it_accepted() {
 
 #[test]
 fn voter_without_record_abstains_until_a_later_topology() {
-    let mut voter = Acceptor { votes: None, forgot: Some(VoteGap::Lost) };
+    let mut voter = Acceptor { forgot: Some(VoteGap::Lost), ..Acceptor::default() };
     assert!(matches!(voter.rule(&vote(1, 0, None), Epoch(4)).0, VoteReply::Abstains(_)));
     assert!(matches!(voter.rule(&vote(9, 0, None), Epoch(4)).0, VoteReply::Abstains(_)));
     voter.forgot = Some(VoteGap::UpTo(Epoch(4)));
@@ -262,7 +262,7 @@ fn one_voter_of_an_even_number_may_have_lost_its_record() {
         (VoteGap::UpTo(Epoch(4)), &[0], false, true),
         (VoteGap::UpTo(Epoch(5)), &[0], false, false),
     ] {
-        let mut voter = Acceptor { votes: None, forgot: Some(gap) };
+        let mut voter = Acceptor { forgot: Some(gap), ..Acceptor::default() };
         let (base, witness) = (Committed::new(Epoch(4), topology(members)), witness.then(|| "w:1".to_owned()));
         let ballot = Ballot { round: 1, member: 0 };
         let ruling = voter.rule(&Vote { base, witness: witness.clone(), ballot, next: None }, Epoch(4)).0;
@@ -291,11 +291,11 @@ fn ballot_is_promised_once_after_proposer_restart() {
 
 #[test]
 fn new_witness_votes_and_a_damaged_one_abstains_once() {
-    let mut fresh = Acceptor { votes: None, forgot: Some(VoteGap::Fresh) };
+    let mut fresh = Acceptor { forgot: Some(VoteGap::Fresh), ..Acceptor::default() };
     assert!(matches!(fresh.rule(&vote(1, 0, None), Epoch(4)).0, VoteReply::Abstains(_)), "as a member");
     fresh.witnesses(Epoch(4));
     assert!(matches!(fresh.rule(&vote(1, 0, None), Epoch(4)).0, VoteReply::Promised { .. }));
-    let mut damaged = Acceptor { votes: None, forgot: Some(VoteGap::Lost) };
+    let mut damaged = Acceptor { forgot: Some(VoteGap::Lost), ..Acceptor::default() };
     damaged.witnesses(Epoch(4));
     assert_eq!(damaged.forgot, Some(VoteGap::UpTo(Epoch(4))));
 }
@@ -313,4 +313,60 @@ fn two_nodes_decide_only_with_witness_or_operator() {
     let next = granted.propose(|epoch| Committed::new(epoch, topology(&[0])));
     assert_eq!(next.epoch, Epoch(8), "an unused epoch");
     assert_eq!(granted.hear(0, VoteReply::Accepted), Step::Chosen(next));
+}
+
+/// A vote of two nodes on the topology that follows theirs of this epoch.
+fn pair_vote(pair: [usize; 2], epoch: u64, round: u32, next: Option<Committed>) -> Vote {
+    let base = Committed::new(Epoch(epoch), topology(&pair));
+    Vote { base, witness: Some("9:1".into()), ballot: Ballot { round, member: 0 }, next }
+}
+
+#[test]
+fn witness_of_two_groups_votes_for_both() {
+    let next = Committed::new(Epoch(10), topology(&[3]));
+    let ballot = Ballot { round: 1, member: 0 };
+    let promised = |accepted| (VoteReply::Promised { accepted, epoch: Epoch(0) }, true);
+    let mut fresh = Acceptor::default();
+    let accepts = fresh.rule_as_witness(&pair_vote([3, 4], 9, 1, Some(next.clone())), Epoch(0));
+    assert_eq!(accepts, (VoteReply::Accepted, true));
+    // An earlier build stored the votes of a witness like those of a member.
+    let accepted = Some(Accepted { ballot, next: next.clone() });
+    let votes = Votes { promised: ballot, base: pair_vote([3, 4], 9, 1, None).base, accepted };
+    for mut witness in [fresh, Acceptor { votes: Some(votes), ..Acceptor::default() }] {
+        assert_eq!(witness.rule_as_witness(&pair_vote([1, 2], 4, 1, None), Epoch(0)), promised(None));
+        let told = witness.rule_as_witness(&pair_vote([3, 4], 9, 2, None), Epoch(0));
+        assert_eq!(told, promised(Some((ballot, next.clone()))), "the vote of the other group erased nothing");
+        assert_eq!(
+            witness.rule_as_witness(&pair_vote([3, 4], 9, 1, None), Epoch(0)),
+            (VoteReply::Nack(Ballot { round: 2, member: 0 }), false)
+        );
+        // Within a group, the later topology has precedence.
+        assert_eq!(witness.rule_as_witness(&pair_vote([2, 1], 6, 1, None), Epoch(0)), promised(None));
+        assert_eq!(witness.witnessed.len(), 2, "it replaces the earlier one");
+        let behind = VoteReply::Behind(Box::new(pair_vote([2, 1], 6, 1, None).base));
+        assert_eq!(witness.rule_as_witness(&pair_vote([1, 2], 4, 9, None), Epoch(0)), (behind.clone(), false));
+        assert_eq!(witness.rule_as_witness(&pair_vote([1, 5], 5, 1, None), Epoch(0)), (behind, false));
+    }
+}
+
+#[test]
+fn proposer_ignores_a_later_topology_of_another_group() {
+    let vote = pair_vote([1, 2], 4, 1, None);
+    let behind = |pair| VoteReply::Behind(Box::new(pair_vote(pair, 9, 1, None).base));
+    let mut proposer = Proposer::new(&vote.base, vote.ballot, of(3, 0));
+    assert_eq!(proposer.hear(2, behind([3, 4])), Step::Wait);
+    assert!(matches!(proposer.hear(1, behind([2, 3])), Step::Behind(later) if later.epoch == Epoch(9)));
+}
+
+#[test]
+fn witness_of_too_many_groups_abstains_for_further_ones() {
+    let mut witness = Acceptor::default();
+    let mut vote = |group: usize, round| {
+        witness.rule_as_witness(&pair_vote([2 * group, 2 * group + 1], 4, round, None), Epoch(0)).0
+    };
+    for group in 0..WITNESSED_MAX {
+        assert!(matches!(vote(group, 1), VoteReply::Promised { .. }), "{group}");
+    }
+    assert!(matches!(vote(WITNESSED_MAX, 1), VoteReply::Abstains(_)));
+    assert!(matches!(vote(0, 2), VoteReply::Promised { .. }), "it remembers them");
 }

@@ -116,7 +116,7 @@ fn reported_rank_is_lost_as_seen_from_here_unless_it_reports_itself() {
 
 #[test]
 fn wiped_voter_recalls_then_votes_on_later_topologies() {
-    let voter = Acceptor { votes: None, forgot: Some(VoteGap::Fresh) };
+    let voter = Acceptor { forgot: Some(VoteGap::Fresh), ..Acceptor::default() };
     let patience = Patience { lease: Duration::from_secs(60), drain: Duration::from_secs(20) };
     let mut node = Node::new(NodeInit { name: "pi1".into(), voter, ..NodeInit::default() }, patience);
     let of_three = |epoch| Committed::new(Epoch(epoch), topology(3));
@@ -298,6 +298,25 @@ fn missing_desired_topology_is_adopted_once_and_stored() {
         );
     }
     assert_eq!(node.desired(), desired.as_deref());
+}
+
+#[test]
+fn take_over_is_refused_while_serving_and_ends_when_it_serves() {
+    let mut node = running();
+    let refused = recover(&mut node, RecoveryAsk::TakeOver);
+    assert!(matches!(failure(&refused), Some(FaultKind::ParameterInvalid { .. })), "{refused:?}");
+    assert!(!node.takes_over());
+    node.handle(Event::PeerLost(Epoch(4), Rank(1), Loss::Reset));
+    recover(&mut node, RecoveryAsk::TakeOver);
+    assert!(node.takes_over());
+    again(&mut node, CONSOLE, 4, topology(2));
+    node.handle(Event::Loaded(Epoch(4), Ok(Bytes(5))));
+    ask(&mut node, CONSOLE, 2, RequestBody::Commit { epoch: Epoch(4), hash: topology(2).hash() });
+    // The operator gives it again before the links are open.
+    recover(&mut node, RecoveryAsk::TakeOver);
+    assert!(node.takes_over());
+    node.handle(Event::Connected(Epoch(4), Ok(())));
+    assert_eq!((node.state(), node.takes_over()), (NodeState::Ready, false));
 }
 
 /// A console that assigns its own topology, slowly.

@@ -1,11 +1,13 @@
 //! How a steward changes a topology while it serves: members return or leave, shares are balanced.
-use std::time::Duration;
+use std::{ops::RangeInclusive, time::Duration};
 
+use assignment::fixtures;
 use common::{
     fault::{Fault, FaultKind},
     ids::{Epoch, Rank},
     units::Bytes,
 };
+use planner::replan::replan;
 use protocol::{
     message::{RequestBody, ResponseBody},
     recovery::{Ballot, Committed, RecoveryAnswer, RecoveryAsk, Slow, VoteReply},
@@ -46,13 +48,13 @@ fn voting(steward: &mut Steward, plan: Question, wanted: &Topology) -> Vec<Stewa
 }
 
 /// Answers all questions of a vote and of the steps after it; returns the kind of request of each stage and the number
-/// of nodes. Voters promise with `promise`: the proposal that they have accepted, and their epoch. A prepare is
-/// answered with `prepared`.
+/// of nodes. Voters promise with `promise`: the proposal that they have accepted, and their epoch. A prepare at an
+/// address is answered with `prepared`.
 fn followed(
     steward: &mut Steward,
     mut asks: Vec<StewardAsk>,
     promise: (Option<(Ballot, Committed)>, Epoch),
-    prepared: &ResponseBody,
+    prepared: impl Fn(&str) -> Result<ResponseBody, Fault>,
 ) -> Vec<(&'static str, usize)> {
     let mut seen = Vec::new();
     while !asks.is_empty() && seen.len() < 12 {
@@ -61,8 +63,12 @@ fn followed(
         seen.push((kinds[0], kinds.len()));
         let mut next = Vec::new();
         for ask in &asks {
-            let StewardAsk::Node { question, body, .. } = ask else { panic!("{ask:?}") };
-            let answer = match body {
+            let StewardAsk::Node { question, address, body, .. } = ask else { panic!("{ask:?}") };
+            let answer = Ok(match body {
+                RequestBody::Prepare(_) => {
+                    next.extend(steward.hear(Duration::from_secs(14), *question, Reply::Node(prepared(address))));
+                    continue;
+                }
                 RequestBody::Recovery(ask) => ResponseBody::Recovery(match &**ask {
                     RecoveryAsk::Vote(vote) if vote.next.is_none() => {
                         let (accepted, epoch) = promise.clone();
@@ -72,11 +78,10 @@ fn followed(
                     _ => RecoveryAnswer::Learned,
                 }),
                 RequestBody::Exclude(_) => ResponseBody::Excluded,
-                RequestBody::Prepare(_) => prepared.clone(),
                 RequestBody::Abort { .. } => ResponseBody::Aborted,
                 _ => ResponseBody::Committed,
-            };
-            next.extend(steward.hear(Duration::from_secs(14), *question, Reply::Node(Ok(answer))));
+            });
+            next.extend(steward.hear(Duration::from_secs(14), *question, Reply::Node(answer)));
         }
         asks = next;
     }
@@ -174,7 +179,7 @@ fn only_changed_replica_loads_next_topology_while_serving() {
     let asks = watched(&mut first, 12, &all);
     let [StewardAsk::Plan { question, .. }] = &asks[..] else { panic!("{asks:?}") };
     let votes = voting(&mut first, *question, held.desired());
-    let seen = followed(&mut first, votes, (None, held.epoch), &ResponseBody::Prepared);
+    let seen = followed(&mut first, votes, (None, held.epoch), |_| Ok(ResponseBody::Prepared));
     // Voters, excluded nodes, then the changed replica alone loads, and all members learn.
     let expected = [("vote", 3), ("vote", 3), ("exclude", 4), ("prepare", 2), ("commit", 2), ("learn", 4)];
     assert_eq!(seen, expected);
@@ -225,7 +230,7 @@ fn vote_without_a_majority_does_not_keep_members_out() {
     let mut earlier = Committed { epoch: Epoch(7), ..held.clone() };
     earlier.topology.members[0].weight = 3;
     let promise = (Some((Ballot { round: 1, member: 1 }, earlier)), Epoch(7));
-    let seen = followed(&mut first, votes, promise, &ResponseBody::Prepared);
+    let seen = followed(&mut first, votes, promise, |_| Ok(ResponseBody::Prepared));
     let expected = [("vote", 3), ("vote", 3), ("exclude", 3), ("prepare", 2), ("commit", 2), ("learn", 3)];
     assert_eq!(seen, expected, "only the members of the decision learn it");
 }
@@ -235,9 +240,108 @@ fn unexpected_answer_to_a_prepare_aborts_it() {
     let (mut first, held, all) = degraded();
     let plan = planned(&mut first, &all);
     let votes = voting(&mut first, plan, held.desired());
-    let seen = followed(&mut first, votes, (None, held.epoch), &ResponseBody::Excluded);
+    let seen = followed(&mut first, votes, (None, held.epoch), |_| Ok(ResponseBody::Excluded));
     let kinds: Vec<&str> = seen.iter().map(|(kind, _)| *kind).collect();
     assert_eq!(kinds, ["vote", "vote", "exclude", "prepare", "abort", "learn"]);
+}
+
+#[test]
+fn topology_continues_when_a_returned_member_cannot_load() {
+    let unreadable = FaultKind::ModelInvalid { model: "m.gguf".into(), reason: "input/output error".into() };
+    let later = FaultKind::Superseded { epoch: Epoch(9), by: "me@desk".into() };
+    let (_, held, all) = degraded();
+    let cases = [
+        (3, &unreadable, &["prepare", "abort"][..]),
+        // The current topology may hold the memory that a serving member needs for the next one.
+        (2, &unreadable, &["prepare", "abort", "learn"][..]),
+        (3, &later, &["prepare", "abort", "learn"][..]),
+    ];
+    for (failing, kind, expected) in cases {
+        let (mut first, ..) = degraded();
+        let plan = planned(&mut first, &all);
+        let votes = voting(&mut first, plan, held.desired());
+        let seen = followed(&mut first, votes, (None, held.epoch), |address| {
+            let fails = *address == all[failing].address;
+            if fails { Err(Fault::new("pi", kind.clone())) } else { Ok(ResponseBody::Prepared) }
+        });
+        let kinds: Vec<&str> = seen.iter().map(|(kind, _)| *kind).collect();
+        assert_eq!(kinds, [&["vote", "vote", "exclude"][..], expected].concat(), "member {failing} fails: {kind}");
+        assert!(!first.is_busy());
+    }
+}
+
+/// The sizes of the topologies that are planned when the members stay in these states from one second to another. No
+/// plan succeeds.
+fn plans(steward: &mut Steward, seconds: RangeInclusive<u64>, all: &[View]) -> Vec<usize> {
+    let own = all[0].standing.clone().expect("it answers");
+    let mut sizes = Vec::new();
+    for now in seconds.map(Duration::from_secs) {
+        let asks = steward.look(now, own.clone());
+        for ask in tell(steward, now, &asks, all) {
+            if let StewardAsk::Plan { question, stay, .. } = ask {
+                sizes.push(stay.len());
+                let reason = "it does not fit".into();
+                steward.hear(now, question, Reply::Plan(Err(FaultKind::TopologyInvalid { reason })));
+            }
+        }
+    }
+    sizes
+}
+
+fn blame(view: &mut View, rank: u16) {
+    let slow = Slow { rank: Rank(rank), percent: 60, seconds: 60 };
+    view.standing.as_mut().expect("it answers").slow = Some(slow);
+}
+
+#[test]
+fn members_return_while_a_straggler_stays() {
+    // The model does not fit without the straggler.
+    let (mut first, _, mut all) = degraded();
+    blame(&mut all[0], 1);
+    let sizes = plans(&mut first, 1..=12, &all);
+    assert!(sizes.contains(&2) && sizes.contains(&4), "{sizes:?}");
+    // Two ranks blame each other.
+    let (mut first, _, mut all) = degraded();
+    blame(&mut all[0], 1);
+    blame(&mut all[1], 0);
+    assert!(plans(&mut first, 1..=12, &all).contains(&4));
+}
+
+#[test]
+fn members_return_while_an_excluded_straggler_cannot_be_tried_again() {
+    let asked = base(4);
+    let reduced = |epoch: u64, members: &[usize]| {
+        let mut held = Committed { epoch: Epoch(epoch), ..asked.clone() };
+        held.topology.layout = Layout::tensor_parallel(members.len() as u16);
+        held.topology.members = members.iter().map(|index| asked.topology.members[*index].clone()).collect();
+        held.desired = Some(Box::new(asked.topology.clone()));
+        held
+    };
+    // pi3 is away, then pi4 is excluded as a straggler.
+    let held = reduced(5, &[0, 1, 3]);
+    let (name, own) = (held.topology.members[0].name.clone(), held.topology.members[0].address.clone());
+    let recovery = Recovery { enabled: true, retry_slow: Some(Duration::from_secs(600)), ..Recovery::default() };
+    let mut first = Steward::new(StewardSettings { name, listen: Some(own.clone()), own, recovery, known: Vec::new() });
+    let mut all: Vec<View> = (0..3).map(|index| view(&held, index, NodeState::Serving)).collect();
+    all.insert(2, View { standing: None, ..view(&asked, 2, NodeState::Idle) });
+    [0, 1].into_iter().for_each(|index| blame(&mut all[index], 2));
+    assert_eq!(plans(&mut first, 1..=4, &all), [2]);
+    let rest = reduced(7, &[0, 1]);
+    let idle = [2, 3].map(|index| {
+        let mut idle = view(&asked, index, NodeState::Idle);
+        idle.standing.as_mut().expect("it answers").committed = None;
+        idle
+    });
+    let mut all: Vec<View> = (0..2).map(|index| view(&rest, index, NodeState::Serving)).chain(idle).collect();
+    let mut list = Exclusions::default();
+    list.say(&asked.topology.members[3].name, &all[3].address, Some("delayed its peers"), "pi1 (by itself)");
+    say_to_all(&mut all, &list);
+    all[3].standing.as_mut().expect("it answers").trouble = Some("it is hot".into());
+    // It stays hot, or is switched off.
+    for seconds in [700..=712, 800..=812] {
+        assert!(plans(&mut first, seconds, &all).contains(&3));
+        all[3].standing = None;
+    }
 }
 
 fn restarting(target: &View, before: Option<u64>) -> Rolling {
@@ -277,21 +381,46 @@ fn member_leaves_without_the_memory_of_serving_shards() {
     assert!(!own.is_busy());
 }
 
-#[test]
-fn shares_are_proposed_for_unequal_compute_times() {
+/// Two members, of which the first computes for a shorter time.
+fn unbalanced() -> (Committed, Vec<View>) {
     let base = base(2);
     let mut all: Vec<View> = (0..2).map(|index| view(&base, index, NodeState::Serving)).collect();
     for (view, busy) in all.iter_mut().zip([600, 1000]) {
         view.standing.as_mut().expect("it answers").busy = Some(busy);
     }
+    (base, all)
+}
+
+#[test]
+fn shares_are_proposed_for_unequal_compute_times() {
+    let (base, mut all) = unbalanced();
     let mut off = steward(&base, 0);
     assert!(watched(&mut off, 12, &all).is_empty(), "rebalancing is off");
     let mut first = balancing(&base);
-    let votes = watched(&mut first, 12, &all);
+    let asks = watched(&mut first, 12, &all);
+    let [StewardAsk::Plan { question, desired, stay }] = &asks[..] else { panic!("{asks:?}") };
+    let weights: Vec<u32> = desired.members.iter().map(|member| member.weight).collect();
+    assert_eq!((weights, stay.len()), (vec![625, 375], 2));
+    let votes = first.hear(Duration::from_secs(13), *question, Reply::Plan(Ok(desired.clone())));
     assert_eq!(bodies(&votes).into_iter().map(kind).collect::<Vec<_>>(), ["vote", "vote"]);
     let rolling = restarting(&all[1], None);
     all[0].standing.as_mut().expect("it answers").rolling = Some(rolling);
     assert!(watched(&mut balancing(&base), 12, &all).is_empty(), "a rolling restart has precedence");
+}
+
+#[test]
+fn shares_that_do_not_fit_are_not_voted_on() {
+    for (mib, voters) in [(0, 2), (2000, 2), (200, 0)] {
+        let (base, mut all) = unbalanced();
+        all[0].standing.as_mut().expect("it answers").free = Bytes(mib << 20);
+        let mut first = balancing(&base);
+        let asks = watched(&mut first, 12, &all);
+        let [StewardAsk::Plan { question, desired, stay }] = &asks[..] else { panic!("{asks:?}") };
+        let planned = replan(desired, stay, &fixtures::sizes());
+        let planned = planned.map_err(|reason| FaultKind::TopologyInvalid { reason });
+        let votes = first.hear(Duration::from_secs(13), *question, Reply::Plan(planned));
+        assert_eq!((votes.len(), first.is_busy()), (voters, voters > 0), "{mib} MiB are free: {votes:?}");
+    }
 }
 
 fn balancing(base: &Committed) -> Steward {

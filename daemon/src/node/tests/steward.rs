@@ -423,7 +423,8 @@ fn absent_member_gets_the_list_that_excludes_it_and_a_full_disk_does_not_stop_ot
     all[0].standing.as_mut().expect("it answers").exclusions = list.clone();
     let own = all[0].standing.clone().expect("it answers");
     let mut serving = steward(&held, 0);
-    for (second, is_told) in [(5, true), (10, false), (15, true)] {
+    // Looks for members to include and for other repairs come between.
+    for (second, is_told) in [(5, true), (10, false), (15, false), (20, false), (25, true)] {
         let now = Duration::from_secs(second);
         let asks = serving.look(now, own.clone());
         let next = tell(&mut serving, now, &asks, &all);

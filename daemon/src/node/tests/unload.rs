@@ -4,19 +4,25 @@ use std::time::Duration;
 use common::{
     fault::FaultKind,
     ids::{Epoch, MemberIndex, RequestId, TopologyHash},
+    units::Bytes,
 };
 use protocol::{
     message::{RequestBody, ResponseBody, Unload},
-    recovery::{Committed, RecoveryAsk, Standing},
+    recovery::{Ballot, Committed, RecoveryAsk, Standing, Vote},
 };
 use telemetry::NodeState;
 use topology::Topology;
 
-use super::{CONSOLE, OTHER, ask, failure, finished, generate, prepare_of, running, steward, topology};
+use super::{
+    CONSOLE, OTHER, ask, failure, finished, generate, other, prepare_of,
+    recovery::{again, base, of, recover},
+    running, steward, topology,
+};
 use crate::node::{
     Event, Node,
     effect::{AssignmentEffect, DiskEffect, Effect, EngineEffect, PendingAnswer},
     event::{Record, ReplyTo},
+    quorum::Votes,
     steward::{Decision, Reply, StewardAsk},
 };
 
@@ -37,7 +43,8 @@ fn name() -> (Epoch, TopologyHash) {
 fn unload_frees_the_node_and_no_recovery_brings_the_topology_back() {
     let mut node = running();
     let effects = unload(&mut node, true);
-    let records = vec![Record::Unloaded(Some(name())), Record::Committed(None)];
+    let votes = Votes { promised: Ballot::default(), base: base(4), accepted: None };
+    let records = vec![Record::Votes(votes), Record::Committed(None), Record::Unloaded(Some(name()))];
     let expected =
         [Effect::Engine(EngineEffect::Stop(Epoch(4))), Effect::Disk(DiskEffect::Write { records, then: done() })];
     assert_eq!(effects, expected);
@@ -51,6 +58,60 @@ fn unload_frees_the_node_and_no_recovery_brings_the_topology_back() {
     assert_eq!(node.committed(), None, "a member that has not heard of it teaches nothing");
     let next = prepare_of(&mut node, CONSOLE, (4, 5), topology(2));
     assert!(matches!(next[..], [Effect::Assignment(AssignmentEffect::Load(_))]), "an operator may: {next:?}");
+}
+
+/// A vote of the other member on what follows epoch 4.
+fn vote(round: u32, next: Option<Committed>) -> RecoveryAsk {
+    RecoveryAsk::Vote(Box::new(Vote { base: base(4), witness: None, ballot: Ballot { round, member: 1 }, next }))
+}
+
+#[test]
+fn returning_member_does_not_bring_back_an_unloaded_topology() {
+    let mut node = running();
+    unload(&mut node, false);
+    // Another topology is assigned and unloaded before the other member of the first one is back.
+    let hash = topology(1).hash();
+    prepare_of(&mut node, CONSOLE, (4, 5), topology(1));
+    node.handle(Event::Loaded(Epoch(5), Ok(Bytes(5))));
+    node.handle(Event::Persisted(Epoch(5), hash, Ok(())));
+    ask(&mut node, CONSOLE, 2, RequestBody::Commit { epoch: Epoch(5), hash });
+    node.handle(Event::Connected(Epoch(5), Ok(())));
+    assert_eq!(node.state(), NodeState::Ready);
+    ask(&mut node, OTHER, 9, RequestBody::Unload(Unload { epoch: Epoch(5), hash, if_idle: false }));
+    let told = format!("{:?}", recover(&mut node, vote(1, None)));
+    assert!(told.contains("Behind") && told.contains("epoch: Epoch(5)"), "{told}");
+    recover(&mut node, RecoveryAsk::Learn(Box::new(base(4))));
+    assert_eq!(node.committed(), None);
+    let mut back = of("pi2", Some(base(4)));
+    recover(&mut back, RecoveryAsk::Learn(Box::new(Committed::new(Epoch(5), topology(1)))));
+    assert_eq!(back.committed(), None, "it drops its record");
+}
+
+#[test]
+fn unload_ends_the_next_topology_that_a_vote_has_chosen() {
+    let next = Committed::new(Epoch(5), other());
+    for prepares in [true, false] {
+        let mut node = running();
+        recover(&mut node, vote(1, Some(next.clone())));
+        if prepares {
+            let effects = again(&mut node, CONSOLE, 5, other());
+            assert!(matches!(effects[..], [Effect::Assignment(AssignmentEffect::Load(_))]), "{effects:?}");
+        }
+        let effects = unload(&mut node, false);
+        assert_eq!(matches!(failure(&effects), Some(FaultKind::NotServing { .. })), prepares, "{effects:?}");
+        assert_eq!(effects.contains(&Effect::Assignment(AssignmentEffect::Discard(Epoch(5)))), prepares);
+        assert_eq!(node.named_unloaded(), Some(name()));
+        let brings = again(&mut node, CONSOLE, 5, other());
+        assert!(matches!(failure(&brings), Some(FaultKind::NotServing { .. })), "{brings:?}");
+        // The members that were not unloaded have learned it, and find that it was unloaded here.
+        recover(&mut node, RecoveryAsk::Learn(Box::new(next.clone())));
+        assert_eq!((node.committed(), node.unloaded()), (None, Some(next.name())));
+        assert_eq!(node.state(), NodeState::Idle);
+        let told = format!("{:?}", recover(&mut node, vote(2, None)));
+        assert!(told.contains("Behind") && told.contains("epoch: Epoch(5)"), "{told}");
+        let repeated = unload(&mut node, false);
+        assert_eq!(repeated, [Effect::Disk(DiskEffect::Write { records: Vec::new(), then: done() })]);
+    }
 }
 
 #[test]
@@ -67,10 +128,10 @@ fn head_with_requests_is_unloaded_only_by_force() {
 #[test]
 fn other_topologies_and_open_assignments_are_not_unloaded() {
     let mut node = running();
-    let other = Unload { epoch: Epoch(3), hash: topology(2).hash(), if_idle: false };
-    let refused = ask(&mut node, OTHER, 9, RequestBody::Unload(other));
+    let earlier = Unload { epoch: Epoch(3), hash: topology(2).hash(), if_idle: false };
+    let refused = ask(&mut node, OTHER, 9, RequestBody::Unload(earlier));
     assert!(matches!(failure(&refused), Some(FaultKind::NotServing { .. })), "{refused:?}");
-    prepare_of(&mut node, CONSOLE, (4, 5), super::other());
+    prepare_of(&mut node, CONSOLE, (4, 5), other());
     assert!(matches!(failure(&unload(&mut node, false)), Some(FaultKind::PrepareOpen { .. })));
 }
 
@@ -81,7 +142,7 @@ fn idle_time_begins_with_the_end_of_the_last_request() {
     assert_eq!(node.idle(), None, "it stays");
     let unloads = Topology { unload_after: Some(30), ..topology(2) };
     prepare_of(&mut node, CONSOLE, (4, 5), unloads.clone());
-    node.handle(Event::Loaded(Epoch(5), Ok(common::units::Bytes(5))));
+    node.handle(Event::Loaded(Epoch(5), Ok(Bytes(5))));
     node.handle(Event::Persisted(Epoch(5), unloads.hash(), Ok(())));
     ask(&mut node, CONSOLE, 2, RequestBody::Commit { epoch: Epoch(5), hash: unloads.hash() });
     node.handle(Event::Connected(Epoch(5), Ok(())));

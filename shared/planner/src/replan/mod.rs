@@ -1,6 +1,8 @@
 //! Reduces the desired topology to the members that are present, if the model fits there, and predicts the effect of
-//! stopping a node. Pure.
-use std::ops::Range;
+//! stopping or losing a node. Pure.
+mod needs;
+
+use std::{cmp::Reverse, ops::Range};
 
 use common::{ids::MemberIndex, units::Bytes};
 use topology::{
@@ -8,18 +10,16 @@ use topology::{
         Layout,
         groups::{Group, Role},
     },
-    shard::cut,
     sizes::ModelSizes,
     spec::{Member, Topology},
-    split_model,
 };
 
-use super::{holding::Holding, memory, working::RankMemory};
+use self::needs::{Estimated, Needs, OfFile, Remembered, WORKING_ASSUMED};
 
-/// Memory of a rank relative to its even part of a replica: cuts are uneven, and every rank holds the norms.
-const UNEVEN: f64 = 1.1;
-/// Working memory of a rank if the model's shape is unknown: that of an 8B model on four ranks.
-const WORKING_ASSUMED: u64 = 64 << 20;
+/// Weight of the rank with the most memory of its stage, if shares follow memory.
+const WEIGHT_MOST: u64 = 256;
+/// Least weight of a rank then: with a smaller share, a node costs the others more time than it saves.
+const WEIGHT_LEAST: u64 = 16;
 
 /// A member that is present.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,17 +30,6 @@ pub struct Stays {
     pub address: String,
     /// Memory available for a shard; 0 if unknown.
     pub free: Bytes,
-}
-
-/// Memory requirements of a model: from its file, or estimated.
-pub(super) trait Needs {
-    /// The layers of `count` stages of equal cost; `None` if the model has fewer layers.
-    fn stages(&self, count: u16) -> Option<Vec<Range<u32>>>;
-    /// Memory that each member of a replica needs, in order.
-    ///
-    /// # Errors
-    /// The model cannot be cut like this.
-    fn of_replica(&self, topology: &Topology, replica: u16) -> Result<Vec<Bytes>, String>;
 }
 
 /// Checks that the members of a replica have room for their shards; `free` is their free memory, 0 if unknown.
@@ -57,12 +46,40 @@ fn fits(needs: &dyn Needs, topology: &Topology, replica: u16, free: &[Bytes]) ->
 
 /// Reduces the desired topology to the members that are present. Complete replicas stay unchanged. Each of the others
 /// continues with its remaining ranks if the model fits, otherwise it stops. If no replica remains, all members
-/// together form one.
+/// together form one. The plan depends only on the arguments, so all nodes make the same one.
 ///
 /// # Errors
 /// Nothing fits; the reason of the nearest layout.
 pub fn replan(desired: &Topology, stay: &[Stays], sizes: &ModelSizes) -> Result<Topology, String> {
     shape(desired, stay, &OfFile { sizes })
+}
+
+/// Whether a replica of a topology could continue after the loss of any one of its members: the only one with all of
+/// its other members, one of several as [`replan`] reduces it. `free` is the free memory of its members, 0 if unknown.
+/// True if it has too few members to continue, however little memory it needs.
+pub fn survives_loss(topology: &Topology, replica: u16, free: &[Bytes], sizes: &ModelSizes) -> bool {
+    let layout = topology.layout;
+    let members = layout.members(replica);
+    let least = if layout.replicas > 1 { usize::from(layout.stages) } else { 1 };
+    if members.len() <= least {
+        return true;
+    }
+    let all = members.zip(free).map(|(member, free)| {
+        let address = topology.members[member].address.clone();
+        Stays { member: MemberIndex(member as u16), address, free: *free }
+    });
+    let mut all: Vec<Stays> = all.collect();
+    // Without the node with the most memory it fits least likely, so that one comes first.
+    all.sort_by_key(|one| Reverse(one.free));
+    let needs = Remembered::new(sizes);
+    all.iter().all(|lost| {
+        let mut rest: Vec<&Stays> = all.iter().filter(|one| one.member != lost.member).collect();
+        rest.sort_by_key(|one| one.member);
+        if layout.replicas > 1 {
+            return remaining(topology, replica, &rest, &needs).is_some();
+        }
+        Division::BOTH.iter().any(|division| on_all(topology, &rest, &needs, *division).is_ok())
+    })
 }
 
 fn shape(desired: &Topology, stay: &[Stays], needs: &dyn Needs) -> Result<Topology, String> {
@@ -97,24 +114,7 @@ fn by_replica(desired: &Topology, stay: &[Stays], needs: &dyn Needs) -> Option<T
     let mut kept: Vec<Kept> = Vec::new();
     for replica in 0..layout.replicas {
         let there: Vec<&Stays> = stay.iter().filter(|one| layout.replica_of(one.member) == replica).collect();
-        let before = &desired.members[layout.members(replica)];
-        let is_complete = there.len() == before.len();
-        let ranks = (there.len() / usize::from(layout.stages)) as u16;
-        let group = Group { role: layout.role(replica), ranks };
-        let part = Layout::alike(1, layout.stages, ranks.max(1));
-        let chosen = most_memory(&there, usize::from(layout.stages) * usize::from(ranks));
-        let members = chosen.iter().enumerate().map(|(rank, one)| {
-            let stage = usize::from(part.place(MemberIndex(rank as u16)).stage);
-            placed(desired, one, &before[stage * usize::from(layout.ranks_of(replica))].layers)
-        });
-        let (members, free): (Vec<Member>, Vec<Bytes>) = members.unzip();
-        if is_complete {
-            kept.push(Kept { group, members, is_complete });
-        } else if ranks > 0
-            && let Ok(topology) = fits_alone(desired, part, members, &free, needs)
-        {
-            kept.push(Kept { group, members: topology.members, is_complete });
-        }
+        kept.extend(remaining(desired, replica, &there, needs));
     }
     let has = |role| kept.iter().any(|one| one.group.role == role);
     if !(has(Role::Prefill) && has(Role::Decode)) {
@@ -127,6 +127,32 @@ fn by_replica(desired: &Topology, stay: &[Stays], needs: &dyn Needs) -> Option<T
     })
 }
 
+/// What remains of a replica on these of its members, with the same stages; `None` if it does not fit.
+fn remaining(desired: &Topology, replica: u16, there: &[&Stays], needs: &dyn Needs) -> Option<Kept> {
+    let layout = desired.layout;
+    let before = &desired.members[layout.members(replica)];
+    let is_complete = there.len() == before.len();
+    let ranks = (there.len() / usize::from(layout.stages)) as u16;
+    if ranks == 0 {
+        return None;
+    }
+    let group = Group { role: layout.role(replica), ranks };
+    let part = Layout::alike(1, layout.stages, ranks);
+    let chosen = most_memory(there, usize::from(layout.stages) * usize::from(ranks));
+    let members = chosen.iter().enumerate().map(|(rank, one)| {
+        let stage = usize::from(part.place(MemberIndex(rank as u16)).stage);
+        placed(desired, one, &before[stage * usize::from(layout.ranks_of(replica))].layers)
+    });
+    let members: Vec<Member> = members.collect();
+    if is_complete {
+        return Some(Kept { group, members, is_complete });
+    }
+    let free: Vec<Bytes> = chosen.iter().map(|one| one.free).collect();
+    let alone = Topology { layout: part, members, ..desired.clone() };
+    let Topology { members, .. } = fits_with_any_shares(alone, &free, needs).ok()?;
+    Some(Kept { group, members, is_complete })
+}
+
 fn together(desired: &Topology, kept: &[Kept]) -> Option<Topology> {
     let groups: Vec<Group> = kept.iter().map(|one| one.group).collect();
     let layout = (!groups.is_empty()).then(|| Layout::of_replicas(&groups, desired.layout.stages))?.ok()?;
@@ -136,55 +162,83 @@ fn together(desired: &Topology, kept: &[Kept]) -> Option<Topology> {
 }
 
 /// A member of the desired topology at its current address, with these layers.
-fn placed(desired: &Topology, one: &Stays, layers: &Range<u32>) -> (Member, Bytes) {
+fn placed(desired: &Topology, one: &Stays, layers: &Range<u32>) -> Member {
     let before = desired.members[one.member.index()].clone();
-    (Member { address: one.address.clone(), layers: layers.clone(), ..before }, one.free)
+    Member { address: one.address.clone(), layers: layers.clone(), ..before }
 }
 
 /// The `count` members with the most free memory, in their original order.
 fn most_memory<'a>(there: &[&'a Stays], count: usize) -> Vec<&'a Stays> {
     let mut by_memory: Vec<usize> = (0..there.len()).collect();
-    by_memory.sort_by_key(|index| std::cmp::Reverse(there[*index].free));
+    by_memory.sort_by_key(|index| Reverse(there[*index].free));
     by_memory.truncate(count);
     by_memory.sort_unstable();
     by_memory.into_iter().map(|index| there[index]).collect()
 }
 
-fn fits_alone(
-    desired: &Topology,
-    layout: Layout,
-    members: Vec<Member>,
-    free: &[Bytes],
-    needs: &dyn Needs,
-) -> Result<Topology, String> {
-    let mut topology = Topology { layout, members, ..desired.clone() };
-    let check = |topology: &Topology| {
-        topology.check().map_err(|error| error.to_string())?;
-        fits(needs, topology, 0, free)
-    };
-    let Err(reason) = check(&topology) else { return Ok(topology) };
+/// Checks a topology of a single replica.
+fn check_alone(topology: &Topology, free: &[Bytes], needs: &dyn Needs) -> Result<(), String> {
+    topology.check().map_err(|error| error.to_string())?;
+    fits(needs, topology, 0, free)
+}
+
+/// The topology with its shares, or with equal ones, if that fits.
+fn fits_alone(mut topology: Topology, free: &[Bytes], needs: &dyn Needs) -> Result<Topology, String> {
+    let Err(reason) = check_alone(&topology, free, needs) else { return Ok(topology) };
+    if topology.members.iter().all(|member| member.weight == topology.members[0].weight) {
+        return Err(reason);
+    }
     // Shares by speed can exceed the memory of a fast node: try equal shares.
     topology.members.iter_mut().for_each(|member| member.weight = 1);
-    check(&topology).map(|()| topology).map_err(|_| reason)
+    check_alone(&topology, free, needs).map(|()| topology).map_err(|_| reason)
+}
+
+/// Like [`fits_alone`], at last with shares in proportion to the free memory of the nodes.
+fn fits_with_any_shares(mut topology: Topology, free: &[Bytes], needs: &dyn Needs) -> Result<Topology, String> {
+    let reason = match fits_alone(topology.clone(), free, needs) {
+        Ok(topology) => return Ok(topology),
+        Err(reason) => reason,
+    };
+    let Some(weights) = weights_by_memory(topology.layout, free) else { return Err(reason) };
+    topology.members.iter_mut().zip(weights).for_each(|(member, weight)| member.weight = weight);
+    check_alone(&topology, free, needs).map(|()| topology).map_err(|_| reason)
+}
+
+/// Weights of the ranks of a single replica in proportion to the memory that they have free for shards; `None` if its
+/// stages have one rank each, or if the memory of a rank is unknown or too little for a share worth having.
+fn weights_by_memory(layout: Layout, free: &[Bytes]) -> Option<Vec<u32>> {
+    if layout.ranks < 2 {
+        return None;
+    }
+    let room: Vec<u64> = free.iter().map(|free| free.0.saturating_sub(WORKING_ASSUMED)).collect();
+    let weights = room.chunks(usize::from(layout.ranks)).flat_map(|stage| {
+        let most = stage.iter().copied().max().unwrap_or(0).max(1);
+        stage.iter().map(move |room| (u128::from(*room) * u128::from(WEIGHT_MOST) / u128::from(most)) as u64)
+    });
+    weights.map(|weight| (weight >= WEIGHT_LEAST).then_some(weight as u32)).collect()
+}
+
+/// How the layers of a replica are divided among its stages, and each layer among its ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Division {
+    /// Stages of equal cost, with the given or equal shares.
+    Even,
+    /// As the free memory of the nodes, which must be known, allows.
+    ByMemory,
+}
+
+impl Division {
+    /// Even stages are faster, so they come first.
+    const BOTH: [Self; 2] = [Self::Even, Self::ByMemory];
 }
 
 /// A single replica: the nearest layout that can be cut and fits, on fewer nodes if necessary.
 fn as_one(desired: &Topology, stay: &[Stays], needs: &dyn Needs) -> Result<Topology, String> {
     let mut first = None;
     let all: Vec<&Stays> = stay.iter().collect();
-    let kind = Layout::alike(1, desired.layout.stages, desired.layout.ranks);
-    for count in (1..=stay.len()).rev() {
-        let chosen = most_memory(&all, count);
-        for layout in [kind.on(count), Layout::tensor_parallel(count as u16), Layout::alike(1, count as u16, 1)] {
-            let Some(stages) = needs.stages(layout.stages) else {
-                first.get_or_insert(format!("{layout} has more stages than the model can have"));
-                continue;
-            };
-            let members = chosen.iter().enumerate().map(|(index, one)| {
-                placed(desired, one, &stages[usize::from(layout.place(MemberIndex(index as u16)).stage)])
-            });
-            let (members, free): (Vec<Member>, Vec<Bytes>) = members.unzip();
-            match fits_alone(desired, layout, members, &free, needs) {
+    for division in Division::BOTH {
+        for count in (1..=stay.len()).rev() {
+            match on_all(desired, &most_memory(&all, count), needs, division) {
                 Ok(topology) => return Ok(topology),
                 Err(reason) => drop(first.get_or_insert(reason)),
             }
@@ -193,51 +247,42 @@ fn as_one(desired: &Topology, stay: &[Stays], needs: &dyn Needs) -> Result<Topol
     Err(first.unwrap_or_else(|| "no member is left".into()))
 }
 
-/// Requirements from the sizes in the model's file.
-pub(super) struct OfFile<'a> {
-    pub(super) sizes: &'a ModelSizes,
-}
-
-impl Needs for OfFile<'_> {
-    fn stages(&self, count: u16) -> Option<Vec<Range<u32>>> {
-        let whole = cut(&self.sizes.spec, &[1]).ok()?;
-        let holding = Holding { sizes: self.sizes, plan: &whole[0] };
-        let costs: Vec<u64> = (0..self.sizes.spec.block_count())
-            .map(|layer| holding.attention(layer).bytes + holding.feed_forward(layer, 1).bytes)
-            .collect();
-        split_model(&self.sizes.spec, &costs, holding.output().bytes, &vec![1; usize::from(count)])
+/// A single replica on exactly these members.
+fn on_all(desired: &Topology, chosen: &[&Stays], needs: &dyn Needs, division: Division) -> Result<Topology, String> {
+    let count = chosen.len() as u16;
+    let free: Vec<Bytes> = chosen.iter().map(|one| one.free).collect();
+    if division == Division::ByMemory && free.contains(&Bytes(0)) {
+        return Err("the free memory of a node is unknown".into());
     }
-
-    fn of_replica(&self, topology: &Topology, replica: u16) -> Result<Vec<Bytes>, String> {
-        let memory = memory::of_replica(self.sizes, topology, replica).map_err(|error| error.to_string())?;
-        Ok(memory.iter().map(RankMemory::total).collect())
+    let kind = Layout::alike(1, desired.layout.stages, desired.layout.ranks);
+    let layouts = [kind.on(chosen.len()), Layout::tensor_parallel(count), Layout::alike(1, count, 1)];
+    let mut first = None;
+    for (tried, layout) in layouts.into_iter().enumerate() {
+        if layouts[..tried].contains(&layout) {
+            continue;
+        }
+        let within = match division {
+            Division::Even => None,
+            Division::ByMemory => needs.stages_within(desired, layout, &free),
+        };
+        let Some(stages) = within.or_else(|| needs.stages(layout.stages)) else {
+            first.get_or_insert(format!("{layout} has more stages than the model can have"));
+            continue;
+        };
+        let members = chosen.iter().enumerate().map(|(index, one)| {
+            placed(desired, one, &stages[usize::from(layout.place(MemberIndex(index as u16)).stage)])
+        });
+        let topology = Topology { layout, members: members.collect(), ..desired.clone() };
+        let found = match division {
+            Division::Even => fits_alone(topology, &free, needs),
+            Division::ByMemory => fits_with_any_shares(topology, &free, needs),
+        };
+        match found {
+            Ok(topology) => return Ok(topology),
+            Err(reason) => drop(first.get_or_insert(reason)),
+        }
     }
-}
-
-/// Requirements estimated from the shards of a whole replica.
-pub(super) struct Estimated {
-    pub(super) whole: u64,
-    pub(super) layers: u32,
-}
-
-impl Estimated {
-    fn needed(&self, ranks: usize) -> Bytes {
-        Bytes((self.whole as f64 * UNEVEN / ranks.max(1) as f64) as u64 + WORKING_ASSUMED)
-    }
-}
-
-impl Needs for Estimated {
-    /// Equal costs need no search; `layers` comes from a node's report.
-    fn stages(&self, count: u16) -> Option<Vec<Range<u32>>> {
-        let (layers, count) = (u64::from(self.layers), u64::from(count));
-        let cut = |stage: u64| (stage * layers / count) as u32;
-        (1..=layers).contains(&count).then(|| (0..count).map(|stage| cut(stage)..cut(stage + 1)).collect())
-    }
-
-    fn of_replica(&self, topology: &Topology, replica: u16) -> Result<Vec<Bytes>, String> {
-        let ranks = topology.layout.members(replica).len();
-        Ok(vec![self.needed(ranks); ranks])
-    }
+    Err(first.unwrap_or_else(|| "no member is left".into()))
 }
 
 /// The current state of a member.

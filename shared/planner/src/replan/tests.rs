@@ -138,6 +138,66 @@ fn plan_that_does_not_fit_is_tried_on_other_nodes() {
     assert!(error.contains("needs") && error.contains("pi0") && error.contains("90"), "{error}");
 }
 
+/// Whether each of a replica's members has room for its shard.
+#[track_caller]
+fn check_fits(topology: &Topology, sizes: &ModelSizes, mib: &[u64]) {
+    let needed = crate::memory::of_replica(sizes, topology, 0).expect("it can be cut");
+    let free: Vec<Bytes> = mib.iter().map(|mib| Bytes(mib << 20)).collect();
+    let fits = needed.iter().zip(&free).all(|(needed, free)| needed.total() <= *free);
+    assert!(fits && needed.len() == free.len(), "{topology:?} needs {needed:?}, free are {free:?}");
+}
+
+#[test]
+fn layers_follow_the_memory_of_unequal_nodes_if_even_stages_do_not_fit() {
+    // Nodes of 8, 8 and 4 GB with a model of 8.5 GB.
+    let sizes = ModelSizes::known("llama-3.1-8b", Quantisation::Q8_0).expect("it is known");
+    let (mut topology, _) = before("tp3", 3);
+    topology.layout = "pp3".parse().expect("a layout");
+    let stages = |count| OfFile { sizes: &sizes }.stages(count).expect("it has layers");
+    topology.members.iter_mut().zip(stages(3)).for_each(|(member, layers)| member.layers = layers);
+    let two = replan(&topology, &stays(&[(0, 6000), (2, 3000)]), &sizes).expect("it fits, but not evenly");
+    assert_eq!((two.layout.to_string(), two.check()), ("pp2-tp1".into(), Ok(())));
+    check_fits(&two, &sizes, &[6000, 3000]);
+    let layers = |topology: &Topology| topology.members.iter().map(|one| one.layers.clone()).collect::<Vec<_>>();
+    assert!(layers(&two)[0].len() > stages(2)[0].len(), "{:?}", layers(&two));
+    // Where even stages fit, or the free memory of a node is unknown, nothing changes.
+    for roomy in [[(0, 6000), (2, 6000)], [(0, 0), (2, 0)], [(0, 6000), (2, 0)]] {
+        let two = replan(&topology, &stays(&roomy), &sizes).expect("even stages fit");
+        assert_eq!(layers(&two), stages(2), "{roomy:?}");
+    }
+    let error = replan(&topology, &stays(&[(0, 4600), (2, 3000)]), &sizes).expect_err("it is too large for both");
+    assert!(error.contains("pp2-tp1") && error.contains("is free"), "{error}");
+    assert!(replan(&topology, &stays(&[(0, 0), (2, 3000)]), &sizes).is_err(), "an unknown node is not filled up");
+}
+
+#[test]
+fn shares_follow_the_memory_of_unequal_nodes_at_last() {
+    let (topology, sizes) = before("tp3", 3);
+    let two = replan(&topology, &stays(&[(0, 760), (1, 260)]), &sizes).expect("it fits, but not in equal shares");
+    assert_eq!(two.layout.to_string(), "tp2");
+    check_fits(&two, &sizes, &[760, 260]);
+    // A node that would hold next to nothing is left out.
+    assert!(replan(&topology, &stays(&[(0, 810), (1, 100)]), &sizes).is_err());
+    let (several, _) = before("dp2-tp3", 6);
+    let five = stays(&[(0, 760), (1, 260), (3, 0), (4, 0), (5, 0)]);
+    let five = replan(&several, &five, &sizes).expect("a replica is complete");
+    assert_eq!(five.layout.to_string(), "tp2+tp3", "the broken replica continues");
+}
+
+#[test]
+fn replica_survives_a_loss_if_its_plan_without_the_node_fits() {
+    let survives = |layout: &str, mib: &[u64]| {
+        let (topology, sizes) = before(layout, mib.len());
+        let free: Vec<Bytes> = mib.iter().map(|mib| Bytes(mib << 20)).collect();
+        survives_loss(&topology, 0, &free, &sizes)
+    };
+    assert!(survives("tp4", &[500; 4]) && !survives("tp4", &[200; 4]));
+    // Without the largest node the others have too little, whichever it is.
+    assert!(!survives("tp4", &[200, 200, 900, 200]) && !survives("tp4", &[900, 200, 200, 200]));
+    assert!(survives("tp1", &[10]) && survives("tp4", &[0; 4]));
+    assert!(survives("dp2-tp2", &[900; 4]) && !survives("dp2-tp2", &[600; 4]), "one rank then holds all of it");
+}
+
 #[test]
 fn members_at_new_addresses_keep_everything_else() {
     let (topology, sizes) = before("tp2", 2);

@@ -186,7 +186,7 @@ impl World {
             VoteReply::Accepted => vote.next.clone(),
             _ => return,
         };
-        let synced = self.machines[node].disk.votes().filter(|votes| votes.base == vote.base);
+        let synced = self.machines[node].disk.votes_on(&vote.base);
         if synced.is_none_or(|votes| votes.promised < vote.ballot) {
             self.violate(format!("{} sent a promise that is not on its disk", name(node)));
         }

@@ -24,7 +24,7 @@ use topology::{Exclusion, Exclusions, Rolling, Topology};
 pub use self::lock::{Holder, StateLock};
 use crate::node::{
     event::Record,
-    quorum::{Acceptor, VoteGap, Votes},
+    quorum::{Acceptor, VoteGap, Votes, WITNESSED_MAX},
 };
 
 const FILE: &str = "epoch.toml";
@@ -32,6 +32,7 @@ const EXCLUSIONS_FILE: &str = "exclusions.toml";
 const TOPOLOGY_FILE: &str = "topology.toml";
 const DESIRED_FILE: &str = "desired.toml";
 const VOTES_FILE: &str = "votes.toml";
+const WITNESSED_FILE: &str = "witnessed.toml";
 const ROLLING_FILE: &str = "restart.toml";
 const FORGOT_FILE: &str = "forgot.toml";
 const UNLOADED_FILE: &str = "unloaded.toml";
@@ -70,6 +71,13 @@ struct SavedTopology {
 struct SavedDesired {
     epoch: u64,
     topology: Topology,
+}
+
+/// Votes as the witness of other groups. Kept in a separate file, because release 0.1 reads one record in `votes.toml`.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SavedWitnessed {
+    group: Vec<Votes>,
 }
 
 /// The gap in the record of earlier votes; the file exists only while there is one.
@@ -137,12 +145,11 @@ impl StateFolder {
                 saved.topology.check().is_ok() && saved.topology.hash().to_string() == saved.hash
             })
             .with_context(help)?;
-        let votes: Option<Votes> = state
-            .read(VOTES_FILE, &mut kept.damaged, |votes: &Votes| {
-                let next = votes.accepted.iter().map(|accepted| &accepted.next);
-                next.chain([&votes.base]).all(|one| one.topology.check().is_ok() && one.desired().check().is_ok())
-            })
+        let votes: Option<Votes> = state.read(VOTES_FILE, &mut kept.damaged, are_valid).with_context(help)?;
+        let witnessed: Option<SavedWitnessed> = state
+            .read(WITNESSED_FILE, &mut kept.damaged, |saved: &SavedWitnessed| saved.group.iter().all(are_valid))
             .with_context(help)?;
+        let witnessed: Vec<Votes> = witnessed.into_iter().flat_map(|saved| saved.group).take(WITNESSED_MAX).collect();
         kept.rolling = state
             .read(ROLLING_FILE, &mut kept.damaged, |rolling: &Rolling| rolling.check().is_ok())
             .with_context(help)?;
@@ -163,7 +170,8 @@ impl StateFolder {
         let committed = kept.committed.as_ref().map_or(Epoch(0), |committed| committed.epoch);
         kept.epoch = saved.map_or(Epoch(0), |saved| Epoch(saved.epoch)).max(committed);
         // A node that lost its votes must not contradict them, not even after its next restart.
-        let is_lost = kept.damaged.iter().any(|name| name == FILE || name == VOTES_FILE);
+        let is_lost = kept.damaged.iter().any(|name| [FILE, VOTES_FILE, WITNESSED_FILE].contains(&name.as_str()));
+        let never_voted = votes.is_none() && witnessed.is_empty();
         let saved: Option<SavedForgot> = state.read(FORGOT_FILE, &mut kept.damaged, |_| true).with_context(help)?;
         let saved = saved.map(|saved| saved.votes);
         let forgot = match (saved, &kept.committed) {
@@ -171,14 +179,14 @@ impl StateFolder {
             (Some(forgot), _) => Some(forgot),
             (None, Some(committed)) if is_lost => Some(VoteGap::UpTo(committed.epoch)),
             (None, _) if is_lost || kept.damaged.iter().any(|name| name == FORGOT_FILE) => Some(VoteGap::Lost),
-            (None, None) if kept.epoch == Epoch(0) && votes.is_none() => Some(VoteGap::Fresh),
+            (None, None) if kept.epoch == Epoch(0) && never_voted => Some(VoteGap::Fresh),
             (None, _) => None,
         };
         if saved != forgot && forgot.is_some() {
             // If the disk cannot be written, the next start finds the folder in the same state.
             let _ = state.save(&Record::VoteGap(forgot));
         }
-        kept.voter = Acceptor { votes, forgot };
+        kept.voter = Acceptor { votes, witnessed, forgot };
         Ok((state, kept))
     }
 
@@ -235,6 +243,7 @@ impl StateFolder {
             }
             Record::Committed(None) => self.remove(TOPOLOGY_FILE),
             Record::Votes(votes) => self.replace(VOTES_FILE, &text(votes)?),
+            Record::Witnessed(votes) => self.replace(WITNESSED_FILE, &text(&SavedWitnessed { group: votes.clone() })?),
             Record::VoteGap(Some(votes)) => self.replace(FORGOT_FILE, &text(&SavedForgot { votes: *votes })?),
             Record::VoteGap(None) => self.remove(FORGOT_FILE),
             Record::Rolling(rolling) => self.replace(ROLLING_FILE, &text(rolling)?),
@@ -286,6 +295,12 @@ fn checksum(text: &str) -> String {
 fn is_intact(text: &str) -> bool {
     let parts = text.split_at_checked(text.len().saturating_sub(checksum("").len()));
     parts.is_none_or(|(body, sum)| !sum.starts_with(CHECKSUM) || sum == checksum(body))
+}
+
+/// Whether all topologies of a record of votes are valid.
+fn are_valid(votes: &Votes) -> bool {
+    let next = votes.accepted.iter().map(|accepted| &accepted.next);
+    next.chain([&votes.base]).all(|one| one.topology.check().is_ok() && one.desired().check().is_ok())
 }
 
 /// Whether the neighbours can be dialled.

@@ -31,6 +31,7 @@ fn full(folder: &Path) -> (StateFolder, Exclusions, Votes, Rolling) {
         Record::Promise(Epoch(7), TopologyHash(9)),
         Record::Committed(Some(committed(7))),
         Record::Votes(votes.clone()),
+        Record::Witnessed(vec![votes.clone(), Votes { base: committed(9), accepted: None, ..votes.clone() }]),
         Record::Rolling(rolling.clone()),
         Record::VoteGap(None),
     ];
@@ -43,7 +44,7 @@ fn full(folder: &Path) -> (StateFolder, Exclusions, Votes, Rolling) {
 fn every_changed_bit_is_found_and_files_of_release_0_1_are_read() {
     let folder = folder("bits");
     let (state, ..) = full(&folder);
-    for name in [TOPOLOGY_FILE, VOTES_FILE, EXCLUSIONS_FILE, FILE] {
+    for name in [TOPOLOGY_FILE, VOTES_FILE, WITNESSED_FILE, EXCLUSIONS_FILE, FILE] {
         let path = folder.join(name);
         let whole = fs::read(&path).expect("it was written");
         let text = whole.len() - checksum("").len();
@@ -85,7 +86,9 @@ fn records_survive_a_restart() {
     let (state, exclusions, votes, rolling) = full(&folder);
     let (_, kept) = StateFolder::open(&folder).expect("the folder is there");
     assert_eq!((kept.epoch, kept.exclusions, kept.committed), (Epoch(7), exclusions, Some(committed(7))));
-    assert_eq!((kept.voter.votes, kept.voter.forgot, kept.rolling), (Some(votes), None, Some(rolling)));
+    let witnessed = vec![votes.clone(), Votes { base: committed(9), accepted: None, ..votes.clone() }];
+    assert_eq!((kept.voter.witnessed, kept.voter.votes, kept.voter.forgot), (witnessed, Some(votes), None));
+    assert_eq!(kept.rolling, Some(rolling));
     state.save(&Record::Committed(None)).expect("the folder can be written");
     let (_, kept) = StateFolder::open(&folder).expect("the folder is there");
     assert_eq!((kept.committed, kept.damaged.len()), (None, 0));
@@ -131,7 +134,7 @@ fn votes_with_an_invalid_topology_are_put_aside() {
 fn truncated_file_is_reported_and_stops_votes_if_they_are_lost() {
     let folder = folder("cut");
     full(&folder);
-    for name in [FILE, EXCLUSIONS_FILE, TOPOLOGY_FILE, VOTES_FILE, ROLLING_FILE] {
+    for name in [FILE, EXCLUSIONS_FILE, TOPOLOGY_FILE, VOTES_FILE, WITNESSED_FILE, ROLLING_FILE] {
         let whole = fs::read(folder.join(name)).expect("it was written");
         for length in (1..whole.len() - checksum("").len()).step_by(7) {
             fs::write(folder.join(name), &whole[..length]).expect("the folder can be written");
@@ -140,7 +143,7 @@ fn truncated_file_is_reported_and_stops_votes_if_they_are_lost() {
             if name == TOPOLOGY_FILE {
                 assert_eq!((kept.committed.as_ref(), &kept.damaged[..]), (None, &[name.to_owned()][..]), "{length}");
             }
-            let is_lost = kept.damaged.iter().any(|lost| lost == FILE || lost == VOTES_FILE);
+            let is_lost = kept.damaged.iter().any(|lost| [FILE, VOTES_FILE, WITNESSED_FILE].contains(&lost.as_str()));
             assert_eq!(kept.voter.forgot.is_some(), is_lost, "{name} cut at {length}");
             assert_eq!(folder.join(format!("{name}.damaged")).is_file(), folder.join(name).metadata().is_err());
             let _ = fs::remove_file(folder.join(format!("{name}.damaged")));

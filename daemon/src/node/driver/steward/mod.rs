@@ -128,7 +128,7 @@ impl StewardDriver {
                         None => peers::open(&address, &identity).await.map(Arc::new),
                     };
                     let result = match session {
-                        Ok(session) => content::check(*topology, session).await,
+                        Ok(session) => content::check(&topology, &identity, session).await,
                         Err(fault) => Err(fault),
                     };
                     Answered { question, reply: Reply::Content(result), session: None }
