@@ -44,6 +44,15 @@ pub enum WhenStopped {
     AsBefore,
 }
 
+/// Ends an exclusion while requests finish or nodes load.
+#[derive(Clone, Copy, Debug)]
+pub struct ExclusionStop<'t> {
+    /// Ends it when it is cancelled.
+    pub token: &'t CancellationToken,
+    /// What it leaves then.
+    pub leaves: WhenStopped,
+}
+
 /// Excludes the node (with `reason`) or includes it (`None`). A running topology is assigned again: without the
 /// node, or with it at its place in cluster order. To be excluded, the node need not answer, store the list or be in
 /// the list of given nodes. While requests finish or nodes load, `stop` ends the operation.
@@ -54,7 +63,7 @@ pub async fn exclude(
     cluster: Cluster,
     node: usize,
     reason: Option<&str>,
-    (stop, leaves): (&CancellationToken, WhenStopped),
+    stop: ExclusionStop<'_>,
     tell: &(dyn Fn(OperateEvent) + Sync),
 ) -> Result<ExclusionOutcome, Fault> {
     let mut cluster = cluster.with_known("").await;
@@ -69,12 +78,12 @@ pub async fn exclude(
         cluster.nodes[node].session()?;
     }
     subject.say(&mut cluster, subject.entry(reason), &others, tell).await?;
-    let assigned = assign_rest(&cluster, &subject, reason.is_none(), stop, tell).await;
+    let assigned = assign_rest(&cluster, &subject, reason.is_none(), stop.token, tell).await;
     match assigned {
         Ok(assigned) => Ok(ExclusionOutcome { node: subject.name, assigned }),
         Err(fault) => {
-            let is_stopped = stop.is_cancelled();
-            if is_stopped && reason.is_some() && leaves == WhenStopped::Cordoned {
+            let is_stopped = stop.token.is_cancelled();
+            if is_stopped && reason.is_some() && stop.leaves == WhenStopped::Cordoned {
                 subject.put(&mut cluster, Exclusion { is_cordon: true, ..subject.entry(reason) }, tell).await;
             } else if is_stopped
                 || cluster.topology_of(&subject.name).map_or(cluster.serves(), |own| cluster.has_serving(own.topology))

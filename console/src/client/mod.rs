@@ -300,7 +300,14 @@ async fn carry_out(
         OperatorCommand::Out { node, .. } | OperatorCommand::In { node } if node >= nodes.len() => Err(no_such(node)),
         OperatorCommand::Out { node, reason, how } => operate::out(cluster, node, &reason, how, stop, tell).await,
         OperatorCommand::In { node } => {
-            let done = exclude::exclude(cluster, node, None, (stop, exclude::WhenStopped::AsBefore), tell).await?;
+            let done = exclude::exclude(
+                cluster,
+                node,
+                None,
+                exclude::ExclusionStop { token: stop, leaves: exclude::WhenStopped::AsBefore },
+                tell,
+            )
+            .await?;
             let running = done.assigned.map(|done| (done.epoch, Box::new(done.topology)));
             Ok(OperateEvent::Excluded { node: done.node, out: false, running })
         }

@@ -319,7 +319,7 @@ async fn exclusion_reaches_all_nodes_and_inclusion_reverts_it() {
     assigns(&nodes).await.0.expect("all nodes agree");
     let quiet = |_: OperateEvent| {};
     let token = CancellationToken::new();
-    let never = (&token, exclude::WhenStopped::AsBefore);
+    let never = exclude::ExclusionStop { token: &token, leaves: exclude::WhenStopped::AsBefore };
     let cluster = Cluster::dial(&addresses(&nodes)).await;
     assert_eq!((cluster.find("pi2"), cluster.find(&nodes[1].address), cluster.find("pi9")), (Some(1), Some(1), None));
     let done = exclude::exclude(cluster, 1, Some("hot"), never, &quiet).await.expect("the rest agrees");

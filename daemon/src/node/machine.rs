@@ -20,7 +20,7 @@ use super::{
     event::{EngineCommand, Event, ExclusionWrites, PeerDrain, ReplyTo, SessionId},
     quorum::Acceptor,
     requests::{NewRequest, Requests},
-    unload::Tombstone,
+    tombstone::Tombstone,
 };
 use crate::node::effect::{ClusterEffect, Effect, EngineEffect, ModelEffect, ReportEffect, SessionEffect};
 

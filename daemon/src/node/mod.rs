@@ -21,6 +21,7 @@ pub mod slowness;
 pub mod steward;
 #[cfg(test)]
 pub(crate) mod tests;
+mod tombstone;
 mod unload;
 
 pub use effect::Effect;

@@ -13,25 +13,9 @@ use protocol::{
 use super::{
     event::{Record, ReplyTo},
     machine::Node,
+    tombstone::Tombstone,
 };
 use crate::node::effect::{DiskEffect, Effect, EngineEffect, PendingAnswer};
-
-/// The topology that was last unloaded, until another one is committed.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Tombstone {
-    /// The topology that the unload named.
-    named: (Epoch, TopologyHash),
-    /// The latest topology that it ended: `named`, or one that a vote had chosen to follow it. Only this one is on the
-    /// disk: the record of votes keeps earlier ones away.
-    latest: (Epoch, TopologyHash),
-}
-
-impl Tombstone {
-    /// Of a topology that nothing followed.
-    pub(super) fn of(named: (Epoch, TopologyHash)) -> Self {
-        Self { named, latest: named }
-    }
-}
 
 impl Node {
     /// The latest topology that was unloaded here, until another one is committed: its other members unload it, too.

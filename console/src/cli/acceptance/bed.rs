@@ -220,9 +220,9 @@ impl TestBed {
         let cluster = self.returned().await;
         // Before anything is unloaded: a topology that cannot be restored must not cost the one that serves now.
         let checked = self.check_replaced(&cluster);
-        let mut replaced = std::mem::take(&mut self.report.replaced);
-        let can_restore = |one: &ReplacedTopology| one.members.iter().all(|name| session_of(&cluster, name).is_ok());
-        let (ready, lacking) = replaced.drain(..).partition::<Vec<_>, _>(can_restore);
+        let replaced = std::mem::take(&mut self.report.replaced).into_iter();
+        let (ready, lacking): (Vec<_>, Vec<_>) =
+            replaced.partition(|one| one.members.iter().all(|name| session_of(&cluster, name).is_ok()));
         if ready.is_empty()
             && let Err(failure) = checked
         {

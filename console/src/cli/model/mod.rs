@@ -213,13 +213,13 @@ async fn remove(options: Remove) -> Result<u8, Failure> {
             Err(fault) => failed.push(fault),
         }
     }
-    if !failed.is_empty() {
+    let mut failed = failed.into_iter();
+    if let Some(first) = failed.next() {
         if !removed.is_empty() {
             output::note(&output::clean(&format!("removed {what} on {}", removed.join(", "))));
         }
-        let last = failed.pop();
-        failed.iter().for_each(|fault| output::note(&output::clean(&fault.to_string())));
-        return last.map_or(Ok(0), |fault| Err(fault.into()));
+        failed.for_each(|fault| output::note(&output::clean(&fault.to_string())));
+        return Err(first.into());
     }
     if options.on.json {
         output::line(&json!({"model": options.model, "removed": names}).to_string());

@@ -16,7 +16,7 @@ use crate::cli::{
 };
 use crate::client::{
     cluster::Cluster,
-    exclude::{ExclusionOutcome, WhenStopped, exclude},
+    exclude::{ExclusionOutcome, ExclusionStop, WhenStopped, exclude},
     with_port,
 };
 
@@ -52,7 +52,8 @@ async fn change(options: options::Change, reason: Option<&str>) -> Result<u8, Fa
         return Ok(0);
     }
     let (stop, told) = (CancellationToken::new(), |event| progress(&event));
-    let mut work = pin!(exclude(cluster, node, reason, (&stop, WhenStopped::AsBefore), &told));
+    let mut work =
+        pin!(exclude(cluster, node, reason, ExclusionStop { token: &stop, leaves: WhenStopped::AsBefore }, &told));
     let done = tokio::select! {
         done = &mut work => done,
         code = interrupts.next() => {

@@ -7,7 +7,7 @@ use topology::{Rolling, rolling::Phase};
 use super::{
     cluster::Cluster,
     event::OperateEvent,
-    exclude::{WhenStopped, drain_until, exclude, say},
+    exclude::{ExclusionStop, WhenStopped, drain_until, exclude, say},
     recovery::{change, in_phase},
     session::own_name,
 };
@@ -78,7 +78,15 @@ pub async fn out(
     match how {
         Removal::Exclude if has_rest => {
             let name = cluster.name(&cluster.nodes[node]).to_owned();
-            match exclude(cluster, node, Some(reason), (stop, WhenStopped::Cordoned), tell).await {
+            match exclude(
+                cluster,
+                node,
+                Some(reason),
+                ExclusionStop { token: stop, leaves: WhenStopped::Cordoned },
+                tell,
+            )
+            .await
+            {
                 Ok(done) => {
                     let running = done.assigned.map(|done| (done.epoch, Box::new(done.topology)));
                     Ok(OperateEvent::Excluded { node: done.node, out: true, running })

@@ -8,7 +8,7 @@ use super::*;
 use crate::client::{
     assign::assign_until,
     event::AssignEvent,
-    exclude::{ExclusionOutcome, WhenStopped},
+    exclude::{ExclusionOutcome, ExclusionStop, WhenStopped},
     fake_node::{FakeNode, Script},
     recovery::rolling,
     tests::{addresses, assigns, open, start, wanted},
@@ -93,7 +93,14 @@ async fn reasons(nodes: &[FakeNode]) -> Vec<Option<String>> {
 async fn excluded(nodes: &[FakeNode], named: usize, who: &str) -> Result<ExclusionOutcome, Fault> {
     let cluster = Cluster::dial(&addresses(&nodes[..named])).await.with_known(who).await;
     let node = cluster.find(who).expect("the other nodes have its address");
-    exclude(cluster, node, Some("disk"), (&CancellationToken::new(), WhenStopped::AsBefore), &|_| {}).await
+    exclude(
+        cluster,
+        node,
+        Some("disk"),
+        ExclusionStop { token: &CancellationToken::new(), leaves: WhenStopped::AsBefore },
+        &|_| {},
+    )
+    .await
 }
 
 #[tokio::test]
@@ -123,12 +130,18 @@ async fn running_requests_finish_before_a_node_is_added() {
     nodes[0].runs(2);
     let waited = Mutex::new(Vec::new());
     let cluster = Cluster::dial(&addresses(&nodes)).await;
-    let done = exclude(cluster, 1, None, (&CancellationToken::new(), WhenStopped::AsBefore), &|event| {
-        if let OperateEvent::WaitsForRequests { count } = event {
-            waited.lock().expect("the lock is not poisoned").push(count);
-            nodes[0].runs(0);
-        }
-    })
+    let done = exclude(
+        cluster,
+        1,
+        None,
+        ExclusionStop { token: &CancellationToken::new(), leaves: WhenStopped::AsBefore },
+        &|event| {
+            if let OperateEvent::WaitsForRequests { count } = event {
+                waited.lock().expect("the lock is not poisoned").push(count);
+                nodes[0].runs(0);
+            }
+        },
+    )
     .await;
     let done = done.expect("both agree");
     assert_eq!(done.assigned.map(|done| done.topology.members.len()), Some(2));
@@ -143,12 +156,18 @@ async fn lost_member_does_not_cut_the_requests_of_the_other_heads() {
     let waited = Mutex::new(0);
     let mut cluster = Cluster::dial(&addresses(&nodes)).await;
     cluster.nodes[3].answer = Err(Fault::new("pi4", FaultKind::Draining));
-    let done = exclude(cluster, 1, Some("disk"), (&CancellationToken::new(), WhenStopped::AsBefore), &|event| {
-        if let OperateEvent::WaitsForRequests { .. } = event {
-            *waited.lock().expect("the lock is not poisoned") += 1;
-            nodes[0].runs(0);
-        }
-    })
+    let done = exclude(
+        cluster,
+        1,
+        Some("disk"),
+        ExclusionStop { token: &CancellationToken::new(), leaves: WhenStopped::AsBefore },
+        &|event| {
+            if let OperateEvent::WaitsForRequests { .. } = event {
+                *waited.lock().expect("the lock is not poisoned") += 1;
+                nodes[0].runs(0);
+            }
+        },
+    )
     .await;
     assert_eq!(*waited.lock().expect("the lock is not poisoned"), 1, "{done:?}");
 }
