@@ -152,10 +152,10 @@ fn names(topology: &Topology) -> BTreeSet<&str> {
     topology.members.iter().map(|member| member.name.as_str()).collect()
 }
 
-/// Whether two topologies are of one group, so that only one of them can hold: they have a member in common, or an
-/// operator requested the same members. Epochs of different groups are not related.
+/// Whether two topologies are of one group, so that only one of them can hold: their desired topologies have a member in
+/// common. Epochs of different groups are not related.
 pub fn is_one_group(one: &Committed, other: &Committed) -> bool {
-    !names(&one.topology).is_disjoint(&names(&other.topology)) || names(one.desired()) == names(other.desired())
+    !names(one.desired()).is_disjoint(&names(other.desired()))
 }
 
 /// The answer to a vote on `base` by a voter that has seen a later topology.

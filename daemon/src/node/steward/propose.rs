@@ -240,7 +240,7 @@ impl Steward {
                 self.vote_step(propose, step)
             }
             (ProposalStage::Tell(..), reply) => self.told(propose, reply),
-            (ProposalStage::Load(..), reply) => self.loaded(propose, voter, reply),
+            (ProposalStage::Load(..), reply) => self.loaded(propose, reply),
             (ProposalStage::Behind, reply) => self.end_vote(&propose.proposal, reply.of_node().map(drop)),
         }
     }
@@ -424,10 +424,9 @@ impl Steward {
         asks
     }
 
-    /// A member of the next topology has loaded or switched, or failed. After a failure all members learn the decision,
-    /// and recovery starts it as after a loss. If a member that joins cannot load, the end of the current topology
-    /// would not help it: that one continues, and a later vote takes up the decision.
-    fn loaded(&mut self, mut propose: Box<Propose>, index: usize, reply: Reply) -> Vec<StewardAsk> {
+    /// A member has loaded or switched, or failed. After a failure all members learn the decision, and recovery starts
+    /// it as after a loss.
+    fn loaded(&mut self, propose: Box<Propose>, reply: Reply) -> Vec<StewardAsk> {
         let ProposalStage::Load(next, stage) = &propose.stage else { return Vec::new() };
         let (next, stage) = (next.clone(), *stage);
         let answer = match (stage, reply.of_node()) {
@@ -437,17 +436,10 @@ impl Steward {
             (Loading::Prepare | Loading::Commit, Err(fault)) => Err(fault),
         };
         if let Err(fault) = answer {
-            let joining = propose.proposal.change.joining(&next.topology);
-            // A node that has seen a later epoch prepares this one only once it has learned it.
-            let has_moved = matches!(fault.kind, FaultKind::Superseded { .. });
-            if stage == Loading::Prepare && joining.contains(&next.topology.members[index].address) && !has_moved {
-                propose.result = Err(fault);
-            } else {
-                tracing::warn!(
-                    "cannot load the next topology while the current one serves; ending the current one \
-                     first: {fault}"
-                );
-            }
+            tracing::warn!(
+                "cannot load the next topology while the current one serves; ending the current one \
+             first: {fault}"
+            );
             return self.load(propose, next, Loading::Abort);
         }
         if !propose.waiting.is_empty() {
@@ -456,7 +448,6 @@ impl Steward {
         }
         match stage {
             Loading::Prepare => self.load(propose, next, Loading::Commit),
-            Loading::Abort if propose.result.is_err() => self.end_vote(&propose.proposal, propose.result),
             Loading::Commit | Loading::Abort => self.tell_next(propose, next),
         }
     }

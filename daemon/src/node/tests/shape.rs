@@ -245,31 +245,6 @@ fn unexpected_answer_to_a_prepare_aborts_it() {
     assert_eq!(kinds, ["vote", "vote", "exclude", "prepare", "abort", "learn"]);
 }
 
-#[test]
-fn topology_continues_when_a_returned_member_cannot_load() {
-    let unreadable = FaultKind::ModelInvalid { model: "m.gguf".into(), reason: "input/output error".into() };
-    let later = FaultKind::Superseded { epoch: Epoch(9), by: "me@desk".into() };
-    let (_, held, all) = degraded();
-    let cases = [
-        (3, &unreadable, &["prepare", "abort"][..]),
-        // The current topology may hold the memory that a serving member needs for the next one.
-        (2, &unreadable, &["prepare", "abort", "learn"][..]),
-        (3, &later, &["prepare", "abort", "learn"][..]),
-    ];
-    for (failing, kind, expected) in cases {
-        let (mut first, ..) = degraded();
-        let plan = planned(&mut first, &all);
-        let votes = voting(&mut first, plan, held.desired());
-        let seen = followed(&mut first, votes, (None, held.epoch), |address| {
-            let fails = *address == all[failing].address;
-            if fails { Err(Fault::new("pi", kind.clone())) } else { Ok(ResponseBody::Prepared) }
-        });
-        let kinds: Vec<&str> = seen.iter().map(|(kind, _)| *kind).collect();
-        assert_eq!(kinds, [&["vote", "vote", "exclude"][..], expected].concat(), "member {failing} fails: {kind}");
-        assert!(!first.is_busy());
-    }
-}
-
 /// The sizes of the topologies that are planned when the members stay in these states from one second to another. No
 /// plan succeeds.
 fn plans(steward: &mut Steward, seconds: RangeInclusive<u64>, all: &[View]) -> Vec<usize> {
