@@ -93,6 +93,18 @@ async fn ends_with_equal_secrets_connect_in_every_role() {
 }
 
 #[tokio::test]
+async fn data_link_may_stay_unread_for_longer_than_a_session() {
+    let (own, theirs) = (Keyring::empty(Role::Node), Keyring::empty(Role::Node));
+    let (address, node) = node(theirs, 1).await;
+    let (connection, _) = dial_with(&address, &hello(), &own).await.expect("no key is needed");
+    assert_eq!(SockRef::from(&connection.stream).tcp_user_timeout().ok(), Some(Some(GONE_AFTER)));
+    let (stream, _) = connection.into_data_link();
+    assert_eq!(SockRef::from(&stream).tcp_user_timeout().ok(), Some(None));
+    drop(stream);
+    node.await.expect("the node ends");
+}
+
+#[tokio::test]
 async fn wrong_and_missing_keys_are_rejected_on_both_sides() {
     let viewer = Key::Secret([1; 32]).for_role(Role::Viewer).expect("a secret has all roles");
     let forged =

@@ -268,20 +268,6 @@ impl World {
         })
     }
 
-    /// Whether nodes hold two topologies of the latest epoch without a common member: a console gave some members of a
-    /// desired topology another one while the rest voted. Both serve; an operator knows which one is meant.
-    pub(crate) fn is_divided(&self) -> bool {
-        let held = || self.machines.iter().filter_map(|machine| machine.process.as_ref()?.node.committed());
-        let Some(latest) = held().map(|held| held.epoch).max() else { return false };
-        let latest: Vec<_> = held().filter(|held| held.epoch == latest).collect();
-        latest.iter().any(|one| {
-            latest.iter().any(|other| {
-                let mut members = one.topology.members.iter();
-                members.all(|member| other.topology.members.iter().all(|same| same.name != member.name))
-            })
-        })
-    }
-
     /// Whether no node holds the latest topology any longer: all its members have lost their records.
     pub(crate) fn is_forgotten(&self) -> bool {
         let held = self.machines.iter().filter_map(|machine| machine.process.as_ref()?.node.committed());
