@@ -1,6 +1,6 @@
 //! An operator's work by commands and in the dashboard: rolling restarts, excluding and including nodes, finding the
 //! straggler.
-use std::process::Command;
+use std::process::{Child, Command};
 
 use harness::{
     deep_models::deep_models,
@@ -136,14 +136,20 @@ fn head_can_be_excluded_but_not_the_last_node() {
     refused.assert_error(4, "excluded", &["pi1", "sd card"]);
 }
 
+/// Starts an answer of 150 tokens, then to exclude pi2; returns both once the head has the exclusion.
+fn excludes_during_an_answer(cluster: &Cluster) -> [Child; 2] {
+    let answer = cluster.start_generation("150");
+    let nodes = cluster.nodes();
+    let excluding = spawn_console(&["node", "exclude", "pi2", "--reason", "hot", "--nodes", &nodes, "--yes", "--json"]);
+    wait_until("the head has the exclusion", || !cluster.status(0)["exclusions"].as_array().is_none_or(Vec::is_empty));
+    [answer, excluding]
+}
+
 #[test]
 fn running_requests_finish_before_a_node_is_excluded() {
     let models = deep_models();
     let cluster = Cluster::with(3, models.path(), "");
-    let child = cluster.start_generation("150");
-    let nodes = cluster.nodes();
-    let excluding = spawn_console(&["node", "exclude", "pi2", "--reason", "hot", "--nodes", &nodes, "--yes", "--json"]);
-    wait_until("the head has the exclusion", || !cluster.status(0)["exclusions"].as_array().is_none_or(Vec::is_empty));
+    let [child, excluding] = excludes_during_an_answer(&cluster);
     let more = ["--model", DEEP, "--prompt", "ab", "--max-tokens", "1", "--topology", "tp3"];
     assert_ne!(cluster.generate(3, &more).code, Some(0), "no new request may start on it");
     let ended = finish(child);
@@ -157,10 +163,7 @@ fn running_requests_finish_before_a_node_is_excluded() {
 fn interrupted_exclusion_is_taken_back() {
     let models = deep_models();
     let cluster = Cluster::with(3, models.path(), "");
-    let child = cluster.start_generation("150");
-    let nodes = cluster.nodes();
-    let excluding = spawn_console(&["node", "exclude", "pi2", "--reason", "hot", "--nodes", &nodes, "--yes", "--json"]);
-    wait_until("the head has the exclusion", || !cluster.status(0)["exclusions"].as_array().is_none_or(Vec::is_empty));
+    let [child, excluding] = excludes_during_an_answer(&cluster);
     kill(Pid::from_raw(excluding.id() as i32), Signal::SIGINT).expect("it runs");
     let ended = finish(excluding);
     assert!(ended.code == Some(130) && ended.err.contains("pi2 is not excluded"), "{} {}", ended.out, ended.err);

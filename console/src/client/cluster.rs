@@ -36,6 +36,12 @@ pub struct Cluster {
     pub exclusions: Exclusions,
 }
 
+/// The fault of what an excluded node prevents.
+pub(super) fn excluded(entry: &Exclusion) -> FaultKind {
+    let (member, reason, by) = (entry.node.clone(), entry.reason.clone().unwrap_or_default(), entry.by.clone());
+    FaultKind::Excluded { member, reason, by }
+}
+
 impl Cluster {
     /// Dials all nodes at once and requests a report from each.
     pub async fn dial(addresses: &[String]) -> Self {
@@ -131,11 +137,7 @@ impl Cluster {
         let used = self.nodes.iter().take(count).filter(|node| self.exclusion(node).is_none());
         let sessions = used.map(ClusterNode::session).collect::<Result<Vec<_>, _>>()?;
         match self.out().next() {
-            Some(entry) if sessions.is_empty() => {
-                let (member, by) = (entry.node.clone(), entry.by.clone());
-                let reason = entry.reason.clone().unwrap_or_default();
-                Err(Fault::new("console", FaultKind::Excluded { member, reason, by }))
-            }
+            Some(entry) if sessions.is_empty() => Err(Fault::new("console", excluded(entry))),
             _ => Ok(sessions),
         }
     }

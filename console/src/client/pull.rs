@@ -163,7 +163,7 @@ pub async fn remove(sessions: &[Arc<Session>], model: &str) -> Result<Vec<String
 ///
 /// # Errors
 /// The node refuses or does not have it.
-pub async fn remove_file(session: &Session, model: &str) -> Result<(), Fault> {
+async fn remove_file(session: &Session, model: &str) -> Result<(), Fault> {
     let request = ModelsRequest::Remove { model: model.to_owned() };
     match models::ask(session, request, &|_, _, _| {}).await? {
         ModelsResponse::Removed => Ok(()),

@@ -17,7 +17,7 @@ use topology::Topology;
 
 use super::{
     assign::{Next, assign_as, identify_on_any, report, reports},
-    cluster::Cluster,
+    cluster::{Cluster, excluded},
     event::{AssignEvent, OperateEvent, RestartStep},
     identify::unexpected,
     session::{self, Session},
@@ -129,14 +129,10 @@ fn check(cluster: &Cluster, node: usize) -> Result<Option<Again>, Fault> {
         let head = topology.members.first().map_or("?", |head| head.name.as_str());
         return Err(broken.unwrap_or_else(|| Fault::new(head, FaultKind::NotServing { state })));
     }
-    let excluded = topology.members.iter().find_map(|member| {
-        let entry = cluster.exclusions.of(&member.name, &member.address)?;
-        let (reason, by) = (entry.reason.clone().unwrap_or_default(), entry.by.clone());
-        Some(Fault::new(&member.name, FaultKind::Excluded { member: member.name.clone(), reason, by }))
-    });
+    let mut entries = topology.members.iter().filter_map(|member| cluster.exclusions.of(&member.name, &member.address));
     // No node takes an assignment with a cordoned member.
-    if let Some(fault) = excluded {
-        return Err(fault);
+    if let Some(entry) = entries.next() {
+        return Err(Fault::new(&entry.node, excluded(entry)));
     }
     let members: Option<Vec<usize>> = topology
         .members

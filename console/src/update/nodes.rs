@@ -90,7 +90,7 @@ fn on_report(state: &mut State, node: usize, report: NodeReport) -> Vec<Effect> 
     if state.cluster.assignment == AssignmentStatus::WaitsForNodes {
         effects.extend(assign(state));
     }
-    // Only reports show that a topology runs that the nodes restored, or that a rolling restart goes on.
+    // After a recovery or during a rolling restart, only reports tell that the topology serves.
     if state.cluster.is_ready() {
         effects.extend(generate::release_held(state));
     }

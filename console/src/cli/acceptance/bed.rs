@@ -1,5 +1,5 @@
 //! The nodes under test and the report about them; what they ran before is saved and restored.
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use assignment::{desired::DesiredTopology, unload::unload};
 use protocol::recovery::Committed;
@@ -184,15 +184,15 @@ impl TestBed {
         Ok((name.clone(), host(address).to_owned()))
     }
 
-    /// Waits until all nodes answer that the replaced topologies need, at most [`RETURN`].
+    /// Waits until all nodes under test answer, and those that the replaced topologies need, at most [`RETURN`].
     async fn returned(&self) -> Cluster {
         let (deadline, mut is_told) = (Instant::now() + RETURN, false);
         loop {
             let cluster = Cluster::dial(&self.known).await.with_known("").await;
             let members = self.report.replaced.iter().flat_map(|replaced| &replaced.members);
-            let mut away: Vec<&str> =
-                members.filter(|name| session_of(&cluster, name).is_err()).map(String::as_str).collect();
-            away.dedup();
+            let needed: BTreeSet<&str> =
+                self.nodes.iter().map(|(name, _)| name).chain(members).map(String::as_str).collect();
+            let away: Vec<&str> = needed.into_iter().filter(|name| session_of(&cluster, name).is_err()).collect();
             if away.is_empty() || Instant::now() > deadline {
                 return cluster;
             }
@@ -219,30 +219,27 @@ impl TestBed {
         });
         let cluster = self.returned().await;
         // Before anything is unloaded: a topology that cannot be restored must not cost the one that serves now.
-        let checked = self.check_replaced(&cluster);
-        let replaced = std::mem::take(&mut self.report.replaced).into_iter();
-        let (ready, lacking): (Vec<_>, Vec<_>) =
-            replaced.partition(|one| one.members.iter().all(|name| session_of(&cluster, name).is_ok()));
-        if ready.is_empty()
-            && let Err(failure) = checked
-        {
-            self.report.replaced = lacking;
-            return Err(failure);
+        let mut outcome = self.check_replaced(&cluster);
+        let mut ready = self.report.replaced.clone();
+        ready.retain(|one| one.members.iter().all(|name| session_of(&cluster, name).is_ok()));
+        if ready.is_empty() && outcome.is_err() {
+            return outcome;
         }
         self.known = cluster.nodes.iter().map(|node| node.address.clone()).collect();
         self.clear().await?;
         let cluster = Cluster::dial(&self.known).await;
-        let mut failed = Vec::new();
         for one in ready {
-            if let Err(failure) = assign_again(&cluster, &one).await {
-                failed.push((one, failure));
+            match assign_again(&cluster, &one).await {
+                // At once, because a signal may end the wait for the next one.
+                Ok(()) => {
+                    self.report.replaced.retain(|left| *left != one);
+                    self.write()?;
+                }
+                Err(failure) => outcome = Err(failure),
             }
         }
-        let (others, mut failures): (Vec<_>, Vec<_>) = failed.into_iter().unzip();
-        self.report.replaced = lacking.into_iter().chain(others).collect();
         self.is_touched = !self.report.replaced.is_empty();
-        self.write()?;
-        failures.pop().map_or(checked, Err)
+        outcome
     }
 }
 

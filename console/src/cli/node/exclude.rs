@@ -58,7 +58,7 @@ async fn change(options: options::Change, reason: Option<&str>) -> Result<u8, Fa
         done = &mut work => done,
         code = interrupts.next() => {
             // The heads refuse requests as long as the list excludes a member.
-            output::note("stopping: what the nodes store is taken back; interrupt again to end at once");
+            output::note("stopping: reverting the change on all nodes; interrupt again to stop at once");
             stop.cancel();
             match interrupts.end(work).await {
                 Err(Failure::Fault(Fault { kind: FaultKind::AssignmentAborted { .. }, .. })) => {

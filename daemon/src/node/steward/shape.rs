@@ -141,8 +141,8 @@ impl Steward {
     }
 }
 
-/// Whether a member serves this topology. It may have accepted another one, in a vote without a majority or for a
-/// member that could not load; the next ballot settles that.
+/// Whether a member serves this topology. It may have accepted another one in a vote without a majority; the next
+/// ballot settles that.
 fn is_at_rest(view: &View, base: &Committed) -> bool {
     view.serves() && view.standing.as_ref().is_some_and(|one| one.committed.as_ref() == Some(base))
 }

@@ -68,9 +68,8 @@ impl Connection {
     /// The socket as a data link, protected as both ends agreed.
     pub fn into_data_link(mut self) -> (TcpStream, Seals) {
         self.seals.protect(self.data_links);
-        // A rank that computes does not read its links, for longer than a session may be silent. That its machine is gone
-        // is noticed by its heartbeats.
-        // The kernel accepts that for every connected socket.
+        // While a rank computes, it may leave its links unread for longer than the limit of a session. Heartbeats detect
+        // a machine that is gone. The call cannot fail on a connected socket.
         let _ = SockRef::from(&self.stream).set_tcp_user_timeout(None);
         (self.stream, self.seals)
     }
