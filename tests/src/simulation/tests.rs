@@ -86,12 +86,12 @@ fn bugs_that_properties_find_are_found() {
 
 #[test]
 fn planted_unreported_fault_is_found() {
-    check_found(Planted::UntoldFault, 120, "does not serve");
+    check_found(Planted::UntoldFault, 600, "does not serve");
 }
 
 #[test]
 fn planted_serving_leader_is_found() {
-    check_found(Planted::ServingLeader, 60, "does not serve");
+    check_found(Planted::ServingLeader, 300, "does not serve");
 }
 
 #[test]
