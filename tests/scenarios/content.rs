@@ -111,6 +111,26 @@ fn weights_overwritten_in_place_do_not_serve_after_a_restart() {
 }
 
 #[test]
+fn member_with_other_weights_is_left_out_and_returns_with_the_right_ones() {
+    let settings = "recover = true\nsilent_ms = 30000\nstall_ms = 60000\nexclude_after_ms = 1500\n";
+    let (mut cluster, _folder, folders) = nodes(3, settings);
+    cluster.generate(3, PROMPT).completion();
+    overwrite(&folders[1]);
+    cluster.signal(1, Signal::SIGKILL);
+    cluster.wait(1);
+    cluster.start_with(1, &folders[1]);
+    let layout = |cluster: &Cluster, wanted: &str| {
+        serves(cluster, 0) && serves(cluster, 2) && cluster.status(0)["topology"]["layout"] == wanted
+    };
+    wait_until("the others serve", || layout(&cluster, "tp2"));
+    let status = cluster.status(0);
+    let reason = status["exclusions"][0]["reason"].as_str().unwrap_or_default().to_owned();
+    assert!(reason.starts_with("has no usable model file: ") && reason.contains("different weights"), "{status}");
+    overwrite(&folders[1]);
+    wait_until("all serve again", || layout(&cluster, "tp3") && serves(&cluster, 1));
+}
+
+#[test]
 fn second_daemon_on_one_state_folder_is_refused() {
     let cluster = Cluster::of(1);
     let mut second = Command::new(programs().join("brambled"));

@@ -168,6 +168,30 @@ fn lost_node_is_excluded_and_included_again_when_back() {
 }
 
 #[test]
+fn member_that_cannot_load_its_shard_is_left_out_until_it_is_included() {
+    let settings = format!("{RECOVER}exclude_after_ms = 1500\n");
+    let mut cluster = Cluster::with(3, &demo_models(), &settings);
+    cluster.generate(3, PROMPT).completion();
+    kill(&mut cluster, 1);
+    // It answers, but no shard fits in so little memory.
+    cluster.set_settings(&format!("{settings}memory_max_mib = 1\n"));
+    cluster.start(1);
+    serves(&cluster, &[0, 2], 2);
+    let status = cluster.status(0);
+    let reason = status["exclusions"][0]["reason"].as_str().unwrap_or_default().to_owned();
+    assert!(reason.starts_with("cannot load its shard: not enough memory"), "{status}");
+    assert_eq!((state(&cluster, 1).0.as_str(), &status["desired"]), ("idle", &json!("tp3")), "{status}");
+    kill(&mut cluster, 1);
+    cluster.set_settings(&settings);
+    cluster.start(1);
+    let included = cluster.console(&["node", "include", "pi2", "--nodes", &cluster.nodes(), "--yes"]);
+    assert_eq!(included.code, Some(0), "{} {}", included.out, included.err);
+    wait_until("all serve again", || {
+        (0..3).all(|index| state(&cluster, index).0 == "ready" && cluster.status(index)["topology"]["layout"] == "tp3")
+    });
+}
+
+#[test]
 fn one_of_two_nodes_continues_only_with_witness_or_operator() {
     let settings = format!("{RECOVER}exclude_after_ms = 500\n");
     let mut cluster = Cluster::with(2, &demo_models(), &settings);

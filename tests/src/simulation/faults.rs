@@ -32,6 +32,7 @@ common::listed! {
         ReadOnly,
         DiskStall,
         OtherFile,
+        Unreadable,
         Exclude,
         Cordon,
         Assign,
@@ -112,6 +113,7 @@ impl std::fmt::Display for Trouble {
             ReadOnly => write!(f, "the disk of {one} is read-only for {lasts:?}"),
             DiskStall => write!(f, "the disk of {one} stalls for {lasts:?}"),
             OtherFile => write!(f, "{one} is killed, and its model file is another one for {lasts:?}"),
+            Unreadable => write!(f, "{one} is killed, and its model file cannot be read for {lasts:?}"),
             Exclude => write!(f, "{one} is excluded for {lasts:?}"),
             Cordon => write!(f, "{one} is cordoned for {lasts:?}"),
             Assign => write!(f, "another topology is assigned for {lasts:?}"),
@@ -172,8 +174,11 @@ impl Scope {
     }
 
     fn trouble(self, kind: TroubleKind, victim: usize, random: &mut Random) -> Trouble {
-        let nodes =
-            if matches!(kind, SwapAddresses | OtherFile | Exclude | Cordon) { self.members } else { self.nodes };
+        let nodes = if matches!(kind, SwapAddresses | OtherFile | Unreadable | Exclude | Cordon) {
+            self.members
+        } else {
+            self.nodes
+        };
         let node = if kind.loses_records() { victim } else { random.below(nodes) };
         let other = (node + 1 + random.below(nodes - 1)) % nodes;
         let lasts = Duration::from_millis([300, 1_500, 4_000, 12_000][random.below(4)] + random.below(1_000) as u64);

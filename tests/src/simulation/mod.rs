@@ -291,7 +291,7 @@ impl World {
             if self.operators_are_busy() && self.now < last {
                 end = self.now + RETURN;
             }
-            if self.now > end && self.is_out_of_sight() {
+            if self.now > end && (self.is_out_of_sight() || self.is_divided()) {
                 self.leave_to_operators();
                 return;
             }

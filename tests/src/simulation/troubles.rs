@@ -17,6 +17,8 @@ use super::{
 /// How long packets take on a slow connection: less than the time after which a peer counts as silent.
 const SPIKE: Duration = Duration::from_millis(900);
 const SLOW_LINK: Duration = Duration::from_millis(120);
+/// An operator notices that a node was left out because its disk could not be read, and includes it.
+const UNREADABLE_NOTICED: Duration = Duration::from_secs(12);
 
 impl World {
     /// The time of a fault has come: it starts now, or when the cluster is in the state that it is tied to.
@@ -108,24 +110,25 @@ impl World {
                 return lasts;
             }
             TroubleKind::ResetData | TroubleKind::ResetControl => {
-                if let Some(number) = self.link_between(node, other, kind == TroubleKind::ResetData) {
-                    self.reset(number);
-                }
+                let link = self.link_between(node, other, kind == TroubleKind::ResetData);
+                link.into_iter().for_each(|number| self.reset(number));
             }
             TroubleKind::ResetSessions => self.sessions_of(node).into_iter().for_each(|number| self.reset(number)),
             TroubleKind::DiskFull | TroubleKind::ReadOnly => {
                 let is_full = kind == TroubleKind::DiskFull;
-                self.machines[node].disk.trouble =
-                    Some(if is_full { DiskTrouble::Full } else { DiskTrouble::ReadOnly });
+                let trouble = if is_full { DiskTrouble::Full } else { DiskTrouble::ReadOnly };
+                self.machines[node].disk.trouble = Some(trouble);
                 return lasts;
             }
             TroubleKind::DiskStall => {
                 self.machines[node].disk.stalls_until = until;
                 return lasts;
             }
-            TroubleKind::OtherFile => {
+            TroubleKind::OtherFile | TroubleKind::Unreadable => {
                 self.kill(node, lasts / 2);
-                self.machines[node].has_other_file = true;
+                let machine = &mut self.machines[node];
+                machine.has_other_file |= kind == TroubleKind::OtherFile;
+                machine.is_unreadable |= kind == TroubleKind::Unreadable;
                 return lasts;
             }
             TroubleKind::AbandonRequests => self.abandon_requests(),
@@ -281,6 +284,11 @@ impl World {
             }
             TroubleKind::DiskFull | TroubleKind::ReadOnly => self.machines[node].disk.trouble = None,
             TroubleKind::OtherFile => self.machines[node].has_other_file = false,
+            TroubleKind::Unreadable => {
+                self.machines[node].is_unreadable = false;
+                // A vote that has begun may still leave it out.
+                self.command_later(UNREADABLE_NOTICED, Command::Include(node), false);
+            }
             TroubleKind::Exclude => self.command_later(Duration::ZERO, Command::Include(node), false),
             TroubleKind::Cordon => self.command_later(Duration::ZERO, Command::Uncordon(node), false),
             TroubleKind::Assign | TroubleKind::TwoConsoles | TroubleKind::ConsoleLost => {

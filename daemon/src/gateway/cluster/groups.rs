@@ -74,15 +74,16 @@ impl Group {
             });
             let entry = |member: &Member| seen?.report.exclusions.of(&member.name, &member.address);
             let members = topology.replica(topology.place(index).replica);
-            let cordon = members.iter().find_map(entry).filter(|entry| takes && entry.is_cordon);
-            cordons.extend(cordon.cloned());
+            // A head refuses requests as long as its list has a member of its replica.
+            let entry = members.iter().find_map(entry);
+            cordons.extend(entry.filter(|entry| takes && entry.is_cordon).cloned());
             replicas.push(Replica {
                 head: head.address.clone(),
                 name: head.name.clone(),
                 slots: u32::from(topology.slots),
                 requests: seen.map_or(0, |seen| seen.report.requests),
                 at: seen.map_or(now, |seen| seen.at),
-                is_serving: takes && cordon.is_none(),
+                is_serving: takes && entry.is_none(),
             });
         }
         (replicas, cordons)

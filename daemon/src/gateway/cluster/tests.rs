@@ -151,6 +151,22 @@ fn model_is_found_by_name_and_a_serving_one_first() {
 }
 
 #[test]
+fn head_that_refuses_requests_for_an_excluded_member_gets_none() {
+    let identity =
+        Identity { name: "pi1".into(), build: "b".into(), numeric: 1, machine: String::new(), cores: vec![] };
+    let cluster = Cluster::new("a:1".into(), Vec::new(), identity, Duration::from_secs(2));
+    let served = on(&[0, 1], 0);
+    for (reason, is_serving) in [(None, true), (Some("hot"), false)] {
+        let mut head = report(&served, 0, 5, NodeState::Ready);
+        let member = &served.members[1];
+        head.exclusions.say(&member.name, &member.address, reason, "me@desk");
+        cluster.learn(&served.members[0].address, head);
+        let model = cluster.find(None).expect("it was reported");
+        assert_eq!((model.is_serving(), model.cordon().is_some()), (is_serving, false), "{reason:?}");
+    }
+}
+
+#[test]
 fn every_node_is_listed_once_and_a_lost_one_keeps_its_report() {
     let identity =
         Identity { name: "pi1".into(), build: "b".into(), numeric: 1, machine: String::new(), cores: vec![] };

@@ -92,10 +92,10 @@ impl Steward {
     }
 
     pub(super) fn hear_bring(&mut self, mut bring: Box<Bring>, question: Question, reply: Reply) -> Vec<StewardAsk> {
-        if bring.waiting.remove(&question).is_none() {
+        let Some(member) = bring.waiting.remove(&question) else {
             self.doing = Doing::Bring(bring);
             return Vec::new();
-        }
+        };
         let answer = match (bring.stage, reply) {
             (BringStage::Content, Reply::Content(result)) => result,
             (stage, reply) => match (stage, reply.of_node()) {
@@ -106,6 +106,13 @@ impl Steward {
                 (_, Err(fault)) => Err(fault),
             },
         };
+        let name = &bring.base.topology.members[member.index()].name;
+        match (bring.stage, &answer) {
+            (BringStage::Prepare, Ok(())) => self.member_loaded(name),
+            (BringStage::Content, Err(fault)) => self.member_failed(name, &fault.kind, true),
+            (BringStage::Prepare, Err(fault)) => self.member_failed(name, &fault.kind, false),
+            _ => {}
+        }
         bring.result = bring.result.and(answer);
         // One failure is decisive: members that wait for a lost one would wait until their links time out.
         let is_over = bring.result.is_err() && bring.stage != BringStage::Abort && !is_planted(Planted::PatientAbort);

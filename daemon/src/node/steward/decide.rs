@@ -16,11 +16,22 @@ use crate::node::steward::view::View;
 
 /// Rules for a decision.
 #[derive(Clone, Copy, Debug)]
-pub struct Rules {
+pub struct Rules<'a> {
     /// A member that is away for longer is excluded; `None`: never.
     pub exclude_after: Option<Duration>,
     /// Whether the witness of a topology of two nodes answers; `None`: there is none.
     pub witness: Option<bool>,
+    /// A member that answers but has failed to load its shard for as long.
+    pub failing: Option<FailingMember<'a>>,
+}
+
+/// A member that cannot load its shard.
+#[derive(Clone, Copy, Debug)]
+pub struct FailingMember<'a> {
+    /// The member.
+    pub member: MemberIndex,
+    /// Why it is excluded.
+    pub reason: &'a str,
 }
 
 /// The decision.
@@ -58,7 +69,7 @@ impl Decision {
 }
 
 /// Decides for member `own` of the committed topology; `views` are all members, in member order.
-pub fn decide(own: MemberIndex, base: &Committed, views: &[View], rules: &Rules) -> Decision {
+pub fn decide(own: MemberIndex, base: &Committed, views: &[View], rules: &Rules<'_>) -> Decision {
     let standings = || views.iter().filter_map(|view| view.standing.as_ref());
     let committed = standings().filter_map(|standing| standing.committed.as_ref());
     if let Some(later) = committed.max_by(|one, other| one.order(other)).filter(|later| later.is_later_than(base)) {
@@ -79,16 +90,21 @@ pub fn decide(own: MemberIndex, base: &Committed, views: &[View], rules: &Rules)
     let is_whole = layout.role(0) != Role::Both;
     let unit = if is_whole { 0..views.len() } else { layout.members(layout.replica_of(own)) };
     let taken_over = standings().any(|standing| standing.takes_over);
+    let failing = |index: usize| rules.failing.filter(|one| one.member.index() == index);
     let reason = |index: usize| {
         let view = &views[index];
         if let Some(entry) = out(index) {
             return Some(entry.reason.clone().unwrap_or_default());
         }
+        if let Some(failing) = failing(index) {
+            return Some(failing.reason.into());
+        }
         let overdue = view.standing.is_none()
             && (taken_over || rules.exclude_after.is_some_and(|patience| view.lost >= patience));
         overdue.then(|| format!("{AWAY} {} s", view.lost.as_secs()))
     };
-    let missing = |index: &usize| views[*index].standing.is_none() || out(*index).is_some();
+    let missing =
+        |index: &usize| views[*index].standing.is_none() || out(*index).is_some() || failing(*index).is_some();
     let name = |index: usize| base.topology.members[index].name.as_str();
     let is_accepted = standings().any(|standing| standing.accepted);
     // A member that holds nothing and has seen a later epoch was voted out: that vote took place while this node was
@@ -97,7 +113,13 @@ pub fn decide(own: MemberIndex, base: &Committed, views: &[View], rules: &Rules)
         .iter()
         .any(|view| view.standing.as_ref().is_some_and(|one| one.committed.is_none() && one.epoch > base.epoch));
     if was_voted_out && !(0..views.len()).any(|index| missing(&index)) {
-        return propose(own, base, views, Grant { witness: rules.witness, taken_over }, &reason);
+        return propose(
+            own,
+            base,
+            views,
+            Grant { witness: rules.witness, taken_over, knows: rules.failing.is_some() },
+            &reason,
+        );
     }
     if !unit.clone().any(|index| missing(&index)) && !is_accepted {
         return bring(own, base, views, unit);
@@ -111,7 +133,7 @@ pub fn decide(own: MemberIndex, base: &Committed, views: &[View], rules: &Rules)
     }
     // A lost member is voted out even while other replicas serve: they keep serving, and the rest of this replica can
     // serve again.
-    let has_lost = unit.clone().any(|index| views[index].standing.is_none() && out(index).is_none());
+    let has_lost = unit.clone().any(|index| missing(&index) && out(index).is_none());
     // A vote that has begun is finished: until then its voters start nothing else.
     if views.iter().any(View::serves) && !has_lost && !is_accepted {
         return Decision::Wait(
@@ -120,7 +142,7 @@ pub fn decide(own: MemberIndex, base: &Committed, views: &[View], rules: &Rules)
                 .into(),
         );
     }
-    propose(own, base, views, Grant { witness: rules.witness, taken_over }, &reason)
+    propose(own, base, views, Grant { witness: rules.witness, taken_over, knows: rules.failing.is_some() }, &reason)
 }
 
 fn bring(own: MemberIndex, base: &Committed, views: &[View], unit: std::ops::Range<usize>) -> Decision {
@@ -170,6 +192,8 @@ struct Grant {
     witness: Option<bool>,
     /// An operator answers for the members that are away.
     taken_over: bool,
+    /// Only this node knows which member fails, so it proposes, even a topology without itself.
+    knows: bool,
 }
 
 fn propose(
@@ -198,7 +222,7 @@ fn propose(
         view.is_free() && view.standing.as_ref().is_some_and(|one| one.committed.as_ref() == Some(base))
     });
     match leader {
-        Some(leader) if *leader == own => Decision::Propose { stay, lost, granted },
+        Some(leader) if *leader == own || grant.knows => Decision::Propose { stay, lost, granted },
         Some(leader) => Decision::Wait(format!("{} takes over", base.topology.members[leader.index()].name)),
         None => Decision::Rest,
     }

@@ -4,9 +4,12 @@ use protocol::{
     message::RequestBody,
     recovery::{Committed, RecoveryAsk, Standing},
 };
-use topology::{Exclusions, Member};
+use topology::{Exclusion, Exclusions, Member};
 
-use super::{ANSWER, Doing, Look, Steward, StewardAsk, View, view::exclusions};
+use super::{
+    ANSWER, BY_ITSELF, Doing, Look, Steward, StewardAsk, View,
+    view::{exclusions, is_away},
+};
 use crate::node::quorum::majority;
 
 impl Steward {
@@ -56,7 +59,9 @@ impl Steward {
     /// A node that has missed an exclusion or an inclusion of a member, present or absent, and the list of exclusions
     /// that all lists together give. Every other time only, because the node may be unable to store the list.
     fn behind(&mut self, look: &Look) -> Option<(String, Exclusions)> {
-        let list = exclusions(look.answers.values());
+        let mut list = exclusions(look.answers.values());
+        let by = format!("{} {BY_ITSELF}", self.settings.name);
+        taken_elsewhere(look, &list).iter().for_each(|entry| list.say(&entry.node, &entry.address, None, &by));
         let members: Vec<&Member> = look.base.topology.members.iter().chain(&look.base.desired().members).collect();
         let entry =
             |list: &Exclusions, member: &Member| list.of(&member.name, &member.address).map(|one| one.is_cordon);
@@ -105,6 +110,21 @@ fn outdated(look: &Look) -> Option<String> {
         held.is_some_and(|held| look.base.is_later_than(held) && held.desired().is_alike(look.base.desired()))
     });
     earlier.map(|(address, _)| address.clone())
+}
+
+/// Exclusions of absent members that answer again and hold a topology of another model or layout: an operator gave them
+/// that one while they were away. They do not return, and these entries would keep them from serving it.
+fn taken_elsewhere(look: &Look, list: &Exclusions) -> Vec<Exclusion> {
+    let (base, desired) = (&look.base, look.base.desired());
+    let absent =
+        desired.members.iter().filter(|member| base.topology.members.iter().all(|one| one.name != member.name));
+    let entries = absent.filter_map(|member| {
+        let entry = list.of(&member.name, &member.address).filter(|entry| is_away(entry))?;
+        let held = look.answers.values().find(|one| one.name == member.name)?.committed.as_ref()?;
+        let is_member = held.topology.members.iter().any(|one| one.name == member.name);
+        (is_member && !held.desired().is_alike(desired)).then(|| entry.clone())
+    });
+    entries.collect()
 }
 
 /// Whether all absent members of the desired topology answer, and none of them has seen a later epoch.

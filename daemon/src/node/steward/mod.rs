@@ -7,6 +7,7 @@ pub mod breaker;
 mod bring;
 mod change;
 mod decide;
+mod failing;
 mod learn;
 mod propose;
 pub mod rolling;
@@ -38,6 +39,7 @@ pub use self::{
 use self::{
     bring::Bring,
     change::{Joins, TopologyChange},
+    failing::Failing,
     propose::{Proposal, Propose},
     shape::BALANCE_PAUSE,
     unload::Unloading,
@@ -142,6 +144,8 @@ pub struct Steward {
     doing: Doing,
     /// For each member that does not answer, since when.
     lost: BTreeMap<String, Duration>,
+    /// For each member that could not load its shard, since when.
+    failing: BTreeMap<String, Failing>,
     /// The latest decision, and since when it has been the same.
     decided: Option<(Decision, Duration)>,
     /// The last message about a topology that does not run.
@@ -185,6 +189,7 @@ impl Steward {
             asked: 0,
             doing: Doing::Nothing,
             lost: BTreeMap::new(),
+            failing: BTreeMap::new(),
             decided: None,
             said: String::new(),
             next: Duration::ZERO,
@@ -241,6 +246,9 @@ impl Steward {
             return asks;
         }
         let serves = matches!(own.state, NodeState::Ready | NodeState::Serving);
+        if serves {
+            self.failing.clear();
+        }
         let base = own.committed.clone().filter(|_| serves && now >= self.look_next);
         let Some((base, place)) = base.and_then(place) else { return Vec::new() };
         let Some(purpose) = self.next_purpose(&own, &base, place) else { return Vec::new() };
@@ -420,8 +428,10 @@ impl Steward {
     fn decide(&mut self, look: Look, views: Vec<View>) -> Vec<StewardAsk> {
         let Look { base, place, witness, .. } = look;
         let witness = witness.and_then(|(_, answers)| answers);
-        let rules = Rules { exclude_after: self.settings.recovery.exclude_after, witness };
-        let decision = decide(MemberIndex(place as u16), &base, &views, &rules);
+        let rules = Rules { exclude_after: self.settings.recovery.exclude_after, witness, failing: None };
+        let own = MemberIndex(place as u16);
+        let decision = self.without_failing(own, &base, &views, rules);
+        let decision = decision.unwrap_or_else(|| decide(own, &base, &views, &rules));
         if !self.decided.as_ref().is_some_and(|(before, _)| before.is_alike(&decision)) {
             self.decided = Some((decision.clone(), self.now));
         }
@@ -453,6 +463,8 @@ impl Steward {
             }
             Decision::Propose { .. } if !settled => Vec::new(),
             Decision::Propose { stay, lost, granted } => {
+                // If the vote fails, the topology is brought up with all of them again for as long as before.
+                self.failing.clear();
                 let change = TopologyChange::On { stay, lost };
                 self.propose(Proposal { base, views, own: place, change, granted, serves: false })
             }

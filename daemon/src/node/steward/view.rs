@@ -54,9 +54,18 @@ pub(super) const AWAY: &str = "did not answer for";
 /// Suffix of the author of exclusions that were made automatically and therefore end automatically.
 pub const BY_ITSELF: &str = "(by itself)";
 
-/// Whether nodes have excluded a member because it did not answer.
+/// Prefix of the reason with which nodes exclude a member whose model file is missing or differs. It ends when the file is
+/// the right one, because files are compared before a member joins.
+pub(super) const NO_MODEL: &str = "has no usable model file";
+
+/// Prefix of the reason with which nodes exclude a member that has the right file but cannot load its shard. It ends when
+/// an operator includes the member: another attempt would end the topology that serves.
+pub(super) const CANNOT_LOAD: &str = "cannot load its shard";
+
+/// Whether nodes have excluded a member for a reason that ends by itself.
 pub(super) fn is_away(entry: &Exclusion) -> bool {
-    entry.by.ends_with(BY_ITSELF) && entry.reason.as_ref().is_some_and(|reason| reason.starts_with(AWAY))
+    let reason = entry.reason.as_ref().filter(|_| entry.by.ends_with(BY_ITSELF));
+    reason.is_some_and(|reason| [AWAY, NO_MODEL].iter().any(|prefix| reason.starts_with(prefix)))
 }
 
 /// The exclusions that the lists of these nodes give together.

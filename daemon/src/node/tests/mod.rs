@@ -2,6 +2,7 @@
 mod assign;
 mod breaker;
 mod disk;
+mod failing;
 mod learning;
 mod quorum;
 mod recovery;

@@ -17,7 +17,7 @@ use topology::{Exclusions, Layout};
 use crate::config::Recovery;
 use crate::node::steward::{Decision, Reply, Rules, Steward, StewardAsk, StewardSettings, View, decide};
 
-pub(super) const RULES: Rules = Rules { exclude_after: Some(Duration::from_secs(60)), witness: None };
+pub(super) const RULES: Rules = Rules { exclude_after: Some(Duration::from_secs(60)), witness: None, failing: None };
 
 pub(crate) fn base(count: u16) -> Committed {
     Committed::new(Epoch(4), super::topology(count))
@@ -434,19 +434,44 @@ fn absent_member_gets_the_list_that_excludes_it_and_a_full_disk_does_not_stop_ot
 }
 
 #[test]
+fn absent_member_that_an_operator_gave_another_model_is_no_longer_excluded() {
+    let mut held = base(2);
+    let mut other = Committed::new(held.epoch.next(), held.topology.clone());
+    held.desired = Some(Box::new(held.topology.clone()));
+    let member = held.topology.members.pop().expect("there are two");
+    held.topology.layout = Layout::tensor_parallel(1);
+    (other.topology.members, other.topology.layout) = (vec![member.clone()], Layout::tensor_parallel(1));
+    for (by, is_included) in [("pi1 (by itself)", true), ("me@desk", false)] {
+        let mut list = Exclusions::default();
+        list.say(&member.name, &member.address, Some("did not answer for 8 s"), by);
+        let mut all = [view(&held, 0, NodeState::Ready), view(&other, 0, NodeState::Ready)];
+        all[0].standing.as_mut().expect("it answers").exclusions = list;
+        let own = all[0].standing.clone().expect("it answers");
+        let mut serving = steward(&held, 0);
+        let now = Duration::from_secs(5);
+        let asks = serving.look(now, own);
+        let next = tell(&mut serving, now, &asks, &all);
+        let told = bodies(&next).into_iter().find_map(|body| match body {
+            RequestBody::Exclude(list) => Some(list.of(&member.name, &member.address).is_none()),
+            _ => None,
+        });
+        assert_eq!(told, Some(is_included), "{by}: {next:?}");
+    }
+}
+
+#[test]
 fn vote_that_has_begun_is_finished_although_another_replica_serves() {
     let mut base = base(4);
     base.topology.layout = Layout::alike(2, 1, 2);
-    let rules = Rules { exclude_after: Some(Duration::from_secs(60)), witness: None };
     let mut all = views(&base, &[]);
     all[0] = view(&base, 0, NodeState::Faulted);
     for index in [2, 3] {
         all[index] = view(&base, index, NodeState::Serving);
     }
-    assert_eq!(decide(MemberIndex(0), &base, &all, &rules), Decision::Bring(members(&[0, 1])));
+    assert_eq!(decide(MemberIndex(0), &base, &all, &RULES), Decision::Bring(members(&[0, 1])));
     all[3].standing.as_mut().expect("it answers").accepted = true;
     let finished = Decision::Propose { stay: members(&[0, 1, 2, 3]), lost: Vec::new(), granted: 0 };
-    assert_eq!(decide(MemberIndex(0), &base, &all, &rules), finished);
+    assert_eq!(decide(MemberIndex(0), &base, &all, &RULES), finished);
 }
 
 #[test]

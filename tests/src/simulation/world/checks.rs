@@ -15,6 +15,7 @@ use protocol::{
     recovery::{Ballot, Committed, RecoveryAnswer, RecoveryAsk, Vote, VoteReply},
 };
 use telemetry::NodeState;
+use topology::{Member, Topology};
 
 use crate::simulation::world::{World, consoles::OPERATOR, name};
 
@@ -265,6 +266,22 @@ impl World {
             (0..self.machines.len())
                 .filter(|other| *other != node)
                 .all(|other| !lists(other, node) && !lists(node, other))
+        })
+    }
+
+    /// Whether a member of a desired topology serves another one, without the members that serve a reduced form: a console
+    /// gave it that one while the others voted. Only an operator knows which one is meant.
+    pub(crate) fn is_divided(&self) -> bool {
+        let held = || self.machines.iter().filter_map(|machine| machine.process.as_ref()?.node.committed());
+        let serves = |topology: &Topology, wanted: &Member| topology.members.iter().any(|one| one.name == wanted.name);
+        held().filter(|reduced| reduced.desired.is_some()).any(|reduced| {
+            let own = &reduced.topology;
+            let mut absent = reduced.desired().members.iter().filter(|member| !serves(own, member));
+            absent.any(|member| {
+                held()
+                    .map(|other| &other.topology)
+                    .any(|other| serves(other, member) && own.members.iter().all(|staying| !serves(other, staying)))
+            })
         })
     }
 

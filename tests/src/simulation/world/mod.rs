@@ -146,6 +146,8 @@ pub(crate) struct Machine {
     busy_until: Duration,
     /// Its model file was replaced by one of the same name with other weights.
     pub(crate) has_other_file: bool,
+    /// Its model file is the right one, but its shard cannot be read.
+    pub(crate) is_unreadable: bool,
     /// How far its clock is ahead.
     pub(crate) ahead: Duration,
 }
@@ -214,6 +216,7 @@ impl Machine {
             slow_until: Duration::ZERO,
             busy_until: Duration::ZERO,
             has_other_file: false,
+            is_unreadable: false,
             ahead: Duration::ZERO,
         }
     }

@@ -21,7 +21,7 @@ use crate::simulation::{
     compute::{Begun, HeadEngine, Sampled},
     network::{End, Packet},
     process::{EngineRun, Input, Linked, Opening, Pair},
-    world::{LIVENESS, Own, World, name},
+    world::{LIVENESS, Machine, Own, World, name},
 };
 
 /// Deadline for all links of an assignment, as in the daemon.
@@ -43,11 +43,13 @@ impl World {
     }
 
     pub(crate) fn loaded(&mut self, node: usize, attempt: u64) {
-        let has_other_file = self.machines[node].has_other_file;
+        let Machine { has_other_file, is_unreadable, .. } = self.machines[node];
         if let Some(opening) = self.opening_of(node).filter(|opening| opening.attempt == attempt) {
             opening.has_other_weights = has_other_file;
             let epoch = opening.epoch;
-            self.input(node, Input::Event(NodeEvent::Loaded(epoch, Ok(Bytes(1)))));
+            let unreadable = FaultKind::ModelInvalid { model: "".into(), reason: "read error".into() };
+            let result = if is_unreadable { Err(Fault::new(name(node), unreadable)) } else { Ok(Bytes(1)) };
+            self.input(node, Input::Event(NodeEvent::Loaded(epoch, result)));
         }
     }
 

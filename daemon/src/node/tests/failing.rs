@@ -1,0 +1,116 @@
+//! A member that answers but cannot load its shard is voted out after a while.
+use std::time::Duration;
+
+use common::{
+    fault::{Fault, FaultKind},
+    units::Bytes,
+};
+use protocol::{
+    message::{RequestBody, ResponseBody},
+    recovery::Committed,
+};
+use telemetry::NodeState;
+use topology::Member;
+
+use crate::{
+    config::Recovery,
+    node::{
+        steward::{Reply, Steward, StewardAsk, StewardSettings, View},
+        tests::steward::{RULES, base, tell, view},
+    },
+};
+
+/// How an attempt to bring the topology up went.
+#[derive(Debug, PartialEq)]
+enum BringResult {
+    /// All prepared, then all committed.
+    Serves,
+    /// The steward paused, or nothing could be done.
+    Rests,
+    /// One failed.
+    Fails,
+    /// A topology on these members was planned.
+    Plans(Vec<u16>),
+}
+
+/// The steward of the first member.
+fn leader(base: &Committed) -> Steward {
+    let recovery = Recovery { enabled: true, exclude_after: RULES.exclude_after, ..Recovery::default() };
+    let Member { name, address: own, .. } = base.topology.members[0].clone();
+    Steward::new(StewardSettings { name, listen: Some(own.clone()), own, recovery, known: Vec::new() })
+}
+
+fn idle(base: &Committed) -> Vec<View> {
+    (0..base.topology.members.len()).map(|index| view(base, index, NodeState::Idle)).collect()
+}
+
+/// Lets the steward try once. All members load, except one with a fault.
+fn attempt(steward: &mut Steward, now: Duration, base: &Committed, failing: Option<(usize, FaultKind)>) -> BringResult {
+    let all = idle(base);
+    let asks = steward.look(now, all[0].standing.clone().expect("it answers"));
+    let mut asks = tell(steward, now, &asks, &all);
+    if let Some(StewardAsk::Plan { stay, .. }) = asks.first() {
+        return BringResult::Plans(stay.iter().map(|one| one.member.0).collect());
+    }
+    let mut end = BringResult::Rests;
+    while !asks.is_empty() {
+        let mut next = Vec::new();
+        for ask in asks {
+            let StewardAsk::Node { question, address, body, .. } = ask else { panic!("{ask:?}") };
+            let place = all.iter().position(|view| view.address == address).expect("it is a member's");
+            let reply = match (&body, &failing) {
+                (RequestBody::Prepare(_), Some((one, kind))) if *one == place => {
+                    end = BringResult::Fails;
+                    Err(Fault::new(format!("pi{}", place + 1), kind.clone()))
+                }
+                (RequestBody::Prepare(_), _) => Ok(ResponseBody::Prepared),
+                (RequestBody::Commit { .. }, _) => {
+                    end = BringResult::Serves;
+                    Ok(ResponseBody::Committed)
+                }
+                _ => Ok(ResponseBody::Aborted),
+            };
+            next.extend(steward.hear(now, question, Reply::Node(reply)));
+        }
+        asks = next;
+    }
+    end
+}
+
+fn unreadable() -> FaultKind {
+    FaultKind::ModelInvalid { model: "m.gguf".into(), reason: "read error\nat byte 7".into() }
+}
+
+#[test]
+fn member_that_cannot_load_is_left_out_after_the_patience_for_absent_ones() {
+    let short = FaultKind::MemoryShort { needed: Bytes(9), available: Bytes(1) };
+    // Even if it is the node that leads.
+    for (failing, kind, stay) in [(1, unreadable(), [0, 2]), (2, short, [0, 1]), (0, unreadable(), [1, 2])] {
+        let base = base(3);
+        let mut leader = leader(&base);
+        let plans = (10..200).find_map(|second| {
+            let now = Duration::from_secs(second);
+            match attempt(&mut leader, now, &base, Some((failing, kind.clone()))) {
+                BringResult::Plans(stay) => Some((second, stay)),
+                BringResult::Serves => panic!("it serves with {failing}"),
+                BringResult::Rests | BringResult::Fails => None,
+            }
+        });
+        let (second, planned) = plans.expect("it is left out");
+        assert!((70..90).contains(&second) && planned == stay, "{failing}: {planned:?} after {second} s");
+    }
+}
+
+#[test]
+fn failures_of_the_past_and_of_crossing_commands_leave_no_one_out() {
+    let base = base(3);
+    let crossing = FaultKind::NotPrepared { epoch: base.epoch };
+    for later in [None, Some((1, crossing))] {
+        let mut leader = leader(&base);
+        for second in 10..200 {
+            let failing = if second < 60 { Some((1, unreadable())) } else { later.clone() };
+            let end = attempt(&mut leader, Duration::from_secs(second), &base, failing);
+            assert!(!matches!(end, BringResult::Plans(_)), "after {second} s: {end:?}");
+        }
+    }
+}
