@@ -4,13 +4,14 @@ use std::{
     io::{Read, Write},
     net::{Ipv4Addr, TcpListener, TcpStream},
     path::Path,
-    process::Child,
+    process::{Child, Command},
     thread::JoinHandle,
 };
 
 use harness::{
     deep_models::deep_models,
-    programs::{Cluster, DEEP, Ended, demo_models, finish, spawn_console, wait_until},
+    programs::{Cluster, DEEP, Ended, demo_models, finish, programs, spawn_console, wait_until},
+    terminal::Terminal,
 };
 use nix::{
     sys::signal::{Signal, kill},
@@ -43,6 +44,22 @@ fn report(ended: Ended) -> Value {
     let report = ended.json();
     assert_described("console acceptance", &report);
     report
+}
+
+/// Runs the command on a terminal and answers no to these questions, after which it must end. Returns the screen.
+#[track_caller]
+fn decline(nodes: &str, out: &Path, more: &[&str], questions: &[&str]) -> String {
+    let mut command = Command::new(programs().join("console"));
+    command.args(["acceptance", "--nodes", nodes, "--out"]).arg(out).args(more);
+    command.env_remove("BRAMBLE_NODES").env_remove("BRAMBLE_LOG_DIR").env_remove("BRAMBLE_KEY_FILE");
+    let mut terminal = Terminal::run(command, 200, 40);
+    for question in questions {
+        terminal.wait_for(question);
+        terminal.keys("n\n");
+    }
+    terminal.wait_for("console: cancelled");
+    assert_eq!(terminal.ended(), Some(1), "{}", terminal.screen());
+    terminal.screen()
 }
 
 /// What a step found.
@@ -189,6 +206,30 @@ fn show_and_compare(folder: &Path, report: &Value) {
 }
 
 #[test]
+fn declined_acceptance_changes_nothing() {
+    let cluster = Cluster::with(2, &demo_models(), RECOVER);
+    let folder = tempfile::tempdir().expect("create a temporary folder");
+    let out = folder.path().join("report");
+    cluster.generate(2, BEFORE).completion();
+    let held = || {
+        let nodes = [0, 1].map(|index| cluster.status(index));
+        nodes.map(|node| ["epoch", "topology"].map(|field| node[field].clone()))
+    };
+    let before = held();
+    let screen = decline(&cluster.nodes(), &out, &[], &["restores it afterwards. [y/N]"]);
+    let begins = format!("acceptance test of 2 nodes with {MODEL}:");
+    let replaces = format!("This replaces dp2-tp1 with {MODEL} on pi1, pi2 (no running requests) during the test");
+    for part in ["  nodes     ", "not measured: ", &begins, &replaces] {
+        assert!(screen.contains(part), "{part:?} is not on\n{screen}");
+    }
+    for part in ["the report is in", "restoring", "next:"] {
+        assert!(!screen.contains(part), "{part:?} is on\n{screen}");
+    }
+    assert_eq!(held(), before);
+    assert_eq!(fs::read_dir(folder.path()).expect("the folder is there").count(), 0, "no report is written");
+}
+
+#[test]
 fn interrupted_acceptance_restores_the_topology() {
     let cluster = Cluster::with(2, &demo_models(), RECOVER);
     let folder = tempfile::tempdir().expect("create a temporary folder");
@@ -237,6 +278,13 @@ fn topology_of_a_killed_run_is_restored_only_if_its_members_answer() {
     assert_eq!(layout(&cluster), "tp2", "nothing was unloaded");
 
     serve(3, "pp3");
+    let stored = || fs::read(out.with_extension("json")).expect("the killed run has written it");
+    let (before, served) = (stored(), layout(&cluster));
+    let questions = ["which an earlier run replaced? [y/N]", "This interrupts nothing. [y/N]"];
+    let screen = decline(&nodes, &out, &machines, &questions);
+    assert!(screen.contains("Unload pp3") && screen.contains("and restore dp3-tp1"), "{screen}");
+    assert_eq!((stored(), layout(&cluster)), (before, served), "a later run can still restore it");
+
     let ended = finish(begin(&machines));
     assert!(ended.err.contains("restores dp3-tp1 with") && ended.err.contains("unloads pp3"), "{}", ended.err);
     assert_eq!(report(ended)["replaced"], json!([]), "it was restored");

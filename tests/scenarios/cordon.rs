@@ -2,10 +2,15 @@
 use std::{fs, time::Instant};
 
 use harness::{
+    deep_models::deep_models,
     http::{beside, get, post},
-    programs::{Cluster, Ended, PATIENCE, demo_models, wait_until},
+    programs::{Cluster, Ended, PATIENCE, demo_models, finish, spawn_console, wait_until},
 };
-use serde_json::json;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::{Value, json};
 
 const PROMPT: &[&str] = &["--prompt", "ROMEO:", "--max-tokens", "4", "--temperature", "0"];
 
@@ -33,7 +38,7 @@ fn node_whose_disk_is_full_is_excluded_and_the_rest_serves() {
     // A cordon would let the nodes load the model on it again.
     order(&cluster, &["node", "cordon", "pi2", "--reason", "repair"]).assert_error(8, "state", &["pi2 is excluded"]);
     // The others keep it excluded, even if it is dead and was not named.
-    cluster.signal(1, nix::sys::signal::Signal::SIGKILL);
+    cluster.signal(1, Signal::SIGKILL);
     cluster.wait(1);
     let named = format!("{},{}", cluster.addresses[0], cluster.addresses[2]);
     let again = cluster.console(&["node", "exclude", "pi2", "--reason", "dead", "--nodes", &named, "--yes", "--json"]);
@@ -83,4 +88,29 @@ fn cordon_of_the_only_replica_is_reported_to_everyone() {
     assert_eq!(order(&cluster, &["node", "include", "pi2"]).code, Some(0));
     wait_until("it serves again", || post(&api, "/v1/completions", &body).status == 200);
     assert_eq!(get(&api, "/health").json()["status"], "ready");
+}
+
+#[test]
+fn interrupted_drain_reports_that_the_node_stays_cordoned() {
+    let models = deep_models();
+    let cluster = Cluster::with(2, models.path(), "");
+    let answer = cluster.start_generation("4000");
+    let nodes = cluster.nodes();
+    let words = ["node", "cordon", "pi2", "--reason", "fan", "--drain", "--nodes", &nodes, "--yes", "--json"];
+    let draining = spawn_console(&words);
+    let reasons = || {
+        let entries = [0, 1].map(|index| cluster.status(index)["exclusions"].clone());
+        entries.map(|entries| entries[0]["reason"].clone())
+    };
+    wait_until("both nodes have stored it", || reasons() == ["fan", "fan"]);
+    kill(Pid::from_raw(draining.id().cast_signed()), Signal::SIGINT).expect("the console is running");
+    let ended = finish(draining);
+    ended.assert_error(130, "interrupted", &[]);
+    assert!(ended.err.contains("pi2 stays cordoned: "), "{}", ended.err);
+    assert!(ended.err.contains("console node include pi2"), "{}", ended.err);
+    assert_eq!(reasons(), ["fan", "fan"]);
+    assert_eq!(order(&cluster, &["node", "include", "pi2"]).code, Some(0));
+    assert!(reasons().iter().all(Value::is_null), "{:?}", reasons());
+    kill(Pid::from_raw(answer.id().cast_signed()), Signal::SIGINT).expect("the console is running");
+    finish(answer);
 }

@@ -104,8 +104,11 @@ fn one_node_downloads_the_others_copy_and_all_serve() {
     refused.assert_error(4, "model_in_use", &["pi1", NAME]);
     let verified = cluster.console(&["model", "verify", NAME, "--nodes", &all, "--json"]).json();
     assert!(verified["stored"][2]["file"]["sha256"].as_str().is_some_and(|hash| hash.len() == 64), "{verified}");
-    let wrong = cluster.console(&["model", "verify", NAME, "--nodes", &all, "--sha256", &"0".repeat(64)]);
-    assert_eq!(wrong.code, Some(1));
+    let other = "0".repeat(64);
+    let verify = ["model", "verify", NAME, "--nodes", &all, "--sha256", &other];
+    let wrong = cluster.console(&verify);
+    assert!(wrong.code == Some(1) && wrong.out.contains("pi3: "), "{} {}", wrong.out, wrong.err);
+    cluster.console(&[&verify[..], &["--json"]].concat()).assert_error(1, "failed", &["checksum mismatch", NAME]);
 }
 
 #[test]

@@ -256,7 +256,9 @@ fn member_that_missed_an_unload_unloads_when_it_is_back() {
     let dry = cluster.console(&["topology", "unload", "--nodes", &cluster.nodes(), "--dry-run", "--json"]).json();
     assert!(dry.to_string().contains(MODELS[0]), "{dry}");
     let ended = cluster.console(&["topology", "unload", "--nodes", &cluster.nodes(), "--yes", "--json"]);
-    assert_eq!(ended.json()["unloaded"], MODELS[0], "{}", ended.err);
+    let unloaded = ended.json();
+    assert_eq!(unloaded, json!({"unloaded": MODELS[0], "nodes": ["pi1"], "unconfirmed": ["pi2"]}), "{}", ended.err);
+    assert!(ended.err.contains("pi2 has not confirmed the unload: ") && ended.err.contains("it unloads"), "{ended:?}");
     wait_until("nothing is served", || served(&address).is_empty());
     cluster.start(1);
     wait_until("it learns of the unload", || cluster.log(1).contains("was unloaded on another node"));

@@ -26,8 +26,9 @@ use crate::operator::groups::TopologyGroup;
 
 /// Time limit for a node to accept a restart.
 const ANSWER: Duration = Duration::from_secs(10);
-/// Time limit for a node to stop: its drain, and the delay of its supervisor.
-const END: Duration = Duration::from_secs(if cfg!(test) { 5 } else { 90 });
+/// Time limit for a node to stop: the longest drain that its configuration allows, and the delay of its supervisor. The
+/// session to a node that is lost ends earlier.
+const END: Duration = Duration::from_secs(if cfg!(test) { 5 } else { 3600 + 90 });
 /// Time limit for a stopped node to return.
 const BACK: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 60 });
 /// Interval between two dials.

@@ -2,6 +2,7 @@
 pub(crate) mod adopt;
 mod file;
 mod rotate;
+mod saved;
 
 use std::{
     fs,

@@ -160,11 +160,14 @@ async fn verify(options: Verify) -> Result<u8, Failure> {
         };
         done.push((cluster.name(node).to_owned(), file));
     }
-    let code = show(&done, options.on.json);
     let expected = options.sha256.or_else(|| done.first().and_then(|(_, file)| file.sha256));
     let other = done.iter().find(|(_, file)| file.sha256 != expected || !matches!(file.state, FileState::Complete));
     match other {
         Some((node, file)) => {
+            // With --json, the failure is the only object.
+            if !options.on.json {
+                show(&done, false);
+            }
             let text = |hash: Option<Sha256>| hash.map_or("none".into(), |hash| hash.to_string());
             let (state, problem) = state(file);
             let problem = problem.map_or(state.to_owned(), |problem| format!("{state}: {problem}"));
@@ -175,7 +178,7 @@ async fn verify(options: Verify) -> Result<u8, Failure> {
             )
             .into())
         }
-        None => Ok(code),
+        None => Ok(show(&done, options.on.json)),
     }
 }
 

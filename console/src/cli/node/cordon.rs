@@ -91,9 +91,17 @@ pub(super) async fn run(options: Cordon) -> Result<u8, Failure> {
     }
     let told = |event: OperateEvent| progress(&event);
     let name = interrupts.end(async { Ok::<_, Failure>(say(&mut cluster, node, Some(&reason), &told).await?) }).await?;
-    let is_drained = match waits {
-        true => interrupts.end(async { Ok::<_, Failure>(drain(&cluster, &name, &told).await?) }).await?,
-        false => false,
+    let is_drained = if waits {
+        let drained = interrupts.end(async { Ok::<_, Failure>(drain(&cluster, &name, &told).await?) }).await;
+        if drained.is_err() {
+            let name = output::clean(&name);
+            output::note(&format!(
+                "{name} stays cordoned: it takes no new requests; undo: console node include {name}"
+            ));
+        }
+        drained?
+    } else {
+        false
     };
     let state = if is_drained { "drained" } else { "cordoned" };
     if change.json {

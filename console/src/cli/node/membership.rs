@@ -5,7 +5,7 @@ use std::sync::Arc;
 use common::{fault::Fault, ids::Epoch};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
-use topology::Topology;
+use topology::{Exclusion, Topology};
 
 use super::dial;
 use crate::{
@@ -245,9 +245,14 @@ pub(super) async fn bring(lacking: &[Supply]) -> Result<(), Failure> {
 /// Refuses to assign a topology while a member that stays is cordoned.
 fn uncordoned(cluster: &Cluster, leaving: &str) -> Result<(), Failure> {
     let cordoned = cluster.nodes.iter().find(|node| cluster.name(node) != leaving && cluster.is_cordoned(node));
-    let Some(entry) = cordoned.and_then(|node| cluster.exclusion(node)) else { return Ok(()) };
+    cordoned.and_then(|node| cluster.exclusion(node)).map_or(Ok(()), |entry| Err(still_cordoned(entry)))
+}
+
+/// The failure of a command that assigns a topology with a cordoned member. Nodes refuse it, and without the member the
+/// topology would lose a node that belongs to it.
+pub(super) fn still_cordoned(entry: &Exclusion) -> Failure {
     let message = format!("{} is cordoned ({}: {})", entry.node, entry.by, entry.reason.as_deref().unwrap_or_default());
-    Err(Failure::State { message: output::clean(&message), next: "uncordon it first: console node uncordon NODE" })
+    Failure::State { message: output::clean(&message), next: "uncordon it first: console node uncordon NODE" }
 }
 
 /// Assigns a topology to the nodes. If a node lacks the model's file, the failure names a node that has it.

@@ -9,7 +9,7 @@ use topology::Topology;
 
 use super::{
     dial,
-    membership::{bring, clear, lacking, serves_another, session_of, switch},
+    membership::{bring, clear, lacking, serves_another, session_of, still_cordoned, switch},
 };
 use crate::{
     cli::{
@@ -146,6 +146,9 @@ fn position(cluster: &Cluster, name: &str, address: &str) -> Result<Option<Topol
 }
 
 /// The sessions of the other members, in order, each with its position in the topology. Excluded members stay out.
+///
+/// # Errors
+/// One of them is cordoned or does not answer.
 fn others(
     cluster: &Cluster,
     topology: Option<&Topology>,
@@ -155,9 +158,13 @@ fn others(
     let members = topology.map_or(&[][..], |topology| &topology.members);
     let mut sessions = Vec::new();
     for (place, member) in members.iter().enumerate() {
-        let is_out = cluster.exclusions.of(&member.name, &member.address).is_some();
-        if member.name != name && member.address != address && !is_out {
-            sessions.push((place, session_of(cluster, &member.name)?));
+        if member.name == name || member.address == address {
+            continue;
+        }
+        match cluster.exclusions.of(&member.name, &member.address) {
+            Some(entry) if entry.is_cordon => return Err(still_cordoned(entry)),
+            Some(_) => {}
+            None => sessions.push((place, session_of(cluster, &member.name)?)),
         }
     }
     Ok(sessions)
@@ -192,4 +199,41 @@ async fn take_position(
     bring(&lacking(topology, &sessions, &new_address).await).await?;
     let assigned = switch(&sessions, &DesiredTopology::again(topology, sessions.len())).await?;
     Ok(assigned.epoch.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use assignment::fixtures;
+    use topology::{Layout, Member};
+
+    use super::*;
+    use crate::client::fake_node::{FakeNode, Script};
+
+    #[tokio::test]
+    async fn cordoned_member_is_not_left_out_of_the_new_topology() {
+        let (mut nodes, mut members) = (Vec::new(), Vec::new());
+        let sample = fixtures::topology();
+        for name in ["pi1", "pi2", "pi3"] {
+            let node = FakeNode::start(name, Script::default()).await;
+            members.push(Member { name: name.into(), address: node.address.clone(), ..sample.members[0].clone() });
+            nodes.push(node);
+        }
+        let topology = Topology { layout: Layout::tensor_parallel(3), members, ..sample };
+        let addresses: Vec<String> = nodes.iter().map(|node| node.address.clone()).collect();
+        let mut cluster = Cluster::dial(&addresses).await;
+        let places = |cluster: &Cluster, old: usize| {
+            let Member { name, address, .. } = &topology.members[old];
+            let found = others(cluster, Some(&topology), name, address)?;
+            Ok::<_, Failure>(found.iter().map(|(place, _)| *place).collect::<Vec<usize>>())
+        };
+        cluster.exclusions.cordon("pi1", &addresses[0], "fan", "me@here");
+        let refused = places(&cluster, 1).expect_err("pi1 would lose its place");
+        assert_eq!(refused.code(), 8);
+        assert!(refused.to_string().contains("pi1 is cordoned (me@here: fan)"), "{refused}");
+        assert_eq!(places(&cluster, 0).expect("pi1 itself leaves"), [1, 2]);
+        cluster.exclusions.say("pi1", &addresses[0], Some("dead"), "me@here");
+        assert_eq!(places(&cluster, 1).expect("an excluded member stays out"), [2]);
+        cluster.exclusions.say("pi1", &addresses[0], None, "me@here");
+        assert_eq!(places(&cluster, 1).expect("all are included"), [0, 2]);
+    }
 }
