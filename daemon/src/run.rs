@@ -87,7 +87,7 @@ pub fn run(line: CommandLine, variant: Variant) -> anyhow::Result<i32> {
         }
         keyring::set_own(keyring);
         let resources = serve::Resources { signals, listener, http, state, persisted };
-        serve::serve(config, arguments, resources, kernels, beating, variant).await
+        Box::pin(serve::serve(config, arguments, resources, kernels, beating, variant)).await
     })?;
     // Blocking tasks (a read of standard input, an engine that still computes) must not delay the exit.
     runtime.shutdown_background();

@@ -382,8 +382,10 @@ mod tests {
             assert_eq!((kept, differing.len()), (old.clone(), 1), "{key}");
             assert!(key.starts_with(differing[0]), "{key}: {differing:?}");
         }
-        let (changed, differing) = check("drain_ms = 7\nlease_ms = 5000\n").expect("it is good").reloaded(&old);
+        let text = "drain_ms = 7\nlease_ms = 5000\nmodels = [\"/srv/models\"]\n";
+        let (changed, differing) = check(text).expect("it is good").reloaded(&old);
         assert!(differing.is_empty() && changed.drain == Duration::from_millis(7), "{differing:?}");
+        assert_eq!(changed.models, [PathBuf::from("/srv/models")]);
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! Whether this node can answer: loading with its progress, ready, degraded, draining, cordoned or unavailable.
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use common::ids::ModelRoots;
@@ -19,13 +19,29 @@ use super::{
 const SHARE_MIN: f64 = 0.05;
 /// Time that must have passed before it is reported.
 const SECONDS_MIN: f64 = 1.0;
+/// Between two requests further apart than this, one load may have ended and another one begun.
+const PAUSE_MAX: Duration = Duration::from_secs(60);
 
-/// When a load was first seen, and how much of it was done then.
+/// When a load was first seen, and how much of it was done then; when it was last seen, and how much was done then.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LoadProgress {
     since: Instant,
     done: u64,
     total: u64,
+    latest: Instant,
+    done_latest: u64,
+}
+
+impl LoadProgress {
+    /// The load that was seen before, if it can be the same one; otherwise a load that begins now.
+    fn after(before: Option<Self>, done: u64, total: u64, now: Instant) -> Self {
+        let same = before.filter(|load| {
+            let is_recent = now.saturating_duration_since(load.latest) <= PAUSE_MAX;
+            load.total == total && load.done_latest <= done && is_recent
+        });
+        let first = same.unwrap_or(Self { since: now, done, total, latest: now, done_latest: done });
+        Self { latest: now, done_latest: done, ..first }
+    }
 }
 
 /// Serving status of this node.
@@ -100,13 +116,9 @@ impl Gateway {
         let progress = loading.iter().filter_map(|(_, seen)| seen.report.load);
         let (done, total) = progress.fold((0, 0), |(done, total), load| (done + load.done.0, total + load.total.0));
         let now = Instant::now();
-        let first = begun.filter(|load| load.total == total && load.done <= done).unwrap_or(LoadProgress {
-            since: now,
-            done,
-            total,
-        });
-        *begun = Some(first);
-        Some((done, total, remaining(first, done, now)))
+        let load = LoadProgress::after(*begun, done, total, now);
+        *begun = Some(load);
+        Some((done, total, remaining(load, done, now)))
     }
 
     /// The error for requests while nothing serves this model, or any.
@@ -170,18 +182,30 @@ impl ServingStatus {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
     fn time_left_is_reported_only_once_the_rate_is_known() {
         let since = Instant::now();
-        let load = LoadProgress { since, done: 100, total: 1100 };
+        let load = LoadProgress::after(None, 100, 1100, since);
         let at = |ms: u64| since + Duration::from_millis(ms);
         assert_eq!(remaining(load, 300, at(500)), None, "too early");
         assert_eq!(remaining(load, 100, at(5000)), None, "no progress");
         assert_eq!(remaining(load, 300, at(2000)), Some(8.0));
         assert_eq!(remaining(LoadProgress { done: 0, ..load }, 20, at(2000)), None, "too little");
+    }
+
+    #[test]
+    fn rate_of_an_earlier_load_is_not_used_for_the_next_one() {
+        let since = Instant::now();
+        let at = |seconds: u64| since + Duration::from_secs(seconds);
+        let load = LoadProgress::after(Some(LoadProgress::after(None, 0, 1000, since)), 500, 1000, at(10));
+        assert_eq!((load.since, load.done), (since, 0), "the same load");
+        let next = LoadProgress::after(Some(load), 100, 1000, at(40));
+        assert_eq!((next.since, next.done), (at(40), 100), "less is done: it is another one");
+        let next = LoadProgress::after(Some(load), 600, 1000, at(80));
+        assert_eq!((next.since, next.done), (at(80), 600), "it has not been seen for long");
+        let next = LoadProgress::after(Some(load), 600, 1100, at(20));
+        assert_eq!((next.since, next.done), (at(20), 600), "another size");
     }
 }

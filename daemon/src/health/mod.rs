@@ -86,6 +86,14 @@ impl Monitor {
         }
     }
 
+    /// Reads the disk of this folder from now on.
+    pub fn watch_disk_of(&mut self, models: &Path) {
+        if self.models != models {
+            // Rates are those of one disk.
+            (self.models, self.reads) = (models.into(), Reads::default());
+        }
+    }
+
     /// Reads all sources; a few milliseconds. Rates are relative to the previous reading.
     pub fn read(&mut self, now: Instant) -> Health {
         let root = &self.root;

@@ -302,6 +302,15 @@ fn this_machine_can_be_read() {
 }
 
 #[test]
+fn disk_of_another_folder_is_read_after_a_reload() {
+    let mut monitor = Monitor::new(Path::new("/"), ([127, 3, 2, 1], 9999).into(), Path::new("/no/such/folder"));
+    monitor.read(Instant::now());
+    monitor.watch_disk_of(Path::new("/proc"));
+    let disk = monitor.read(Instant::now()).disk.expect("it is mounted");
+    assert_eq!((disk.mount.as_str(), disk.read_rate), ("/proc", None));
+}
+
+#[test]
 fn fastest_cores_count_and_cores_without_policies_are_found() {
     let copy = Copy::of("linux", "cores");
     let policies = copy.0.join("sys/devices/system/cpu/cpufreq");

@@ -120,9 +120,17 @@ impl RankFiles {
 
     /// Copies files to the buddy.
     fn copy_all(&self, copies: &Receiver<(Name, Arc<Vec<u8>>)>) {
+        let mut is_logged = false;
         for (name, file) in copies {
-            let peers = self.peers.iter().filter(|_| file.len() <= KV_FILE_BYTES_MAX);
-            peers.for_each(|peers| peers.copy(name, &self.part, &file));
+            let Some(peers) = &self.peers else { continue };
+            let Some(reason) = why_not_copied(file.len()) else {
+                peers.copy(name, &self.part, &file);
+                continue;
+            };
+            // It is the same for all states of this rank.
+            if !std::mem::replace(&mut is_logged, true) {
+                tracing::info!("{reason}");
+            }
         }
     }
 
@@ -175,5 +183,28 @@ impl RankFiles {
             peers.forget(*peer, label.name(), part);
         }
         stored
+    }
+}
+
+/// Why a file of this size is not copied to another node; `None` if it is.
+fn why_not_copied(bytes: usize) -> Option<String> {
+    let [size, most] = [bytes, KV_FILE_BYTES_MAX].map(|bytes| bytes.div_ceil(1 << 20));
+    (bytes > KV_FILE_BYTES_MAX).then(|| {
+        format!(
+            "the state of a sequence takes {size} MiB here, at most {most} MiB are copied to another node: if this node is \
+             lost, prompts are computed again"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reason_why_a_state_is_not_copied_names_both_sizes() {
+        assert_eq!(why_not_copied(KV_FILE_BYTES_MAX), None);
+        let reason = why_not_copied(KV_FILE_BYTES_MAX + 1).expect("it is too large");
+        assert!(reason.contains("takes 65 MiB") && reason.contains("at most 64 MiB"), "{reason}");
     }
 }

@@ -122,8 +122,10 @@ impl Node {
         self.open.as_mut().filter(|open| open.assignment.epoch == epoch)
     }
 
+    /// Progress that arrives behind the end of its load is ignored.
     pub(super) fn load_progress(&mut self, epoch: Epoch, progress: LoadProgress) -> Vec<Effect> {
-        let Some(open) = self.open_at(epoch) else { return Vec::new() };
+        let open = self.open_at(epoch).filter(|open| matches!(open.phase, Phase::Loading(_)));
+        let Some(open) = open else { return Vec::new() };
         open.phase = Phase::Loading(progress);
         vec![Effect::respond(open.reply_to(), ResponseBody::Loading(progress))]
     }
@@ -243,5 +245,29 @@ impl Node {
         self.takes_over = false;
         self.running = Some(RunningTopology { assignment, engine, requests, fault: None, peer_drains: None, kv: None });
         vec![Effect::respond_after_writes(ReplyTo { session, id }, ResponseBody::Committed)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use telemetry::NodeState;
+
+    use super::*;
+    use crate::node::{
+        event::Event,
+        tests::{CONSOLE, node, prepare, topology},
+    };
+
+    #[test]
+    fn progress_behind_the_end_of_its_load_changes_nothing() {
+        let mut node = node();
+        prepare(&mut node, CONSOLE, 3, 4);
+        let progress = LoadProgress { done: Bytes(1), total: Bytes(5) };
+        assert_eq!(node.handle(Event::LoadProgress(Epoch(4), progress)).len(), 1, "the console sees it");
+        assert_eq!(node.load(), Some(progress));
+        node.handle(Event::Loaded(Epoch(4), Ok(Bytes(5))));
+        node.handle(Event::Persisted(Epoch(4), topology(2).hash(), Ok(())));
+        assert!(node.handle(Event::LoadProgress(Epoch(4), progress)).is_empty());
+        assert_eq!((node.state(), node.load()), (NodeState::Prepared, None));
     }
 }

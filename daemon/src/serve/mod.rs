@@ -42,7 +42,7 @@ use crate::{
     node::{
         Event,
         driver::{
-            Driver, DriverInit, Input, Inputs, ResponseBudget,
+            Driver, DriverInit, Input, Inputs, ResponseBudget, extend_stop,
             state::{PersistedState, StateFolder},
             steward::StewardDriver,
         },
@@ -163,10 +163,9 @@ pub async fn serve(
         cores: machine::allowed_cores(),
     };
     let (started, committed) = (Instant::now(), persisted.committed.clone());
-    let (own, settings, drain) = (listener.local_addr().unwrap_or(config.listen), config.http.clone(), config.drain);
+    let (own, settings) = (listener.local_addr().unwrap_or(config.listen), config.http.clone());
     let announcing = config.mdns.then(|| tokio::spawn(announce::keep(own, config.name.clone())));
     let config = Arc::new(config);
-    let steward = StewardDriver::new(&config, identity.clone(), gateway::dialled(own));
     let init = DriverInit {
         config: Arc::clone(&config),
         identity: identity.clone(),
@@ -177,6 +176,8 @@ pub async fn serve(
         variant,
     };
     let (driver, Inputs { sender: inputs, receiver }) = Driver::new(init).context("cannot start a thread")?;
+    let current = driver.settings();
+    let steward = StewardDriver::new(current.clone(), identity.clone(), gateway::dialled(own));
     let draining = Arc::<OnceLock<Instant>>::default();
     for signal in signals.ends {
         tokio::spawn(end_at(signal, inputs.clone(), started, Arc::clone(&draining)));
@@ -212,8 +213,11 @@ pub async fn serve(
     }
     if let Some(gateway) = gateway {
         // Answers that other nodes compute have the rest of the drain, too, and some time even if none is left.
+        let drain = current.borrow().drain;
         let rest = draining.get().map_or(Duration::ZERO, |begun| drain.saturating_sub(begun.elapsed()));
-        gateway.end(rest.max(drain.min(GATEWAY_DRAIN))).await;
+        let patience = rest.max(drain.min(GATEWAY_DRAIN));
+        extend_stop(patience);
+        gateway.end(patience).await;
     }
     accepting.abort();
     // The driver has dropped its senders: sessions write their queued messages, then close.

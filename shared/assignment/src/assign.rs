@@ -26,6 +26,7 @@ use super::{
 use crate::context::{self, CONTEXT_LEAST};
 use crate::desired::DesiredTopology;
 use crate::identify::{REPORT, all_speak, error_node, identify, unexpected};
+use crate::links::check_links;
 
 /// The first wire version in which nodes store keys and values in 4 bits.
 const NIBBLES: u16 = 14;
@@ -53,7 +54,9 @@ pub struct Assigned {
 /// # Errors
 /// A node does not answer or lacks the model, or the topology is impossible.
 pub async fn propose(sessions: &[Arc<Session>], wanted: &DesiredTopology) -> Result<(Topology, ModelCard), Fault> {
-    propose_to(sessions, &reports(sessions).await?, wanted).await
+    let (topology, card) = propose_to(sessions, &reports(sessions).await?, wanted).await?;
+    check_links(&topology, sessions.iter().map(|session| session.rank()))?;
+    Ok((topology, card))
 }
 
 /// The same, given the nodes' reports.
@@ -157,6 +160,7 @@ async fn make(
     stop: &CancellationToken,
     tell: &(dyn Fn(AssignEvent) + Sync),
 ) -> Result<Assigned, Fault> {
+    check_links(&next.topology, sessions.iter().map(|session| session.rank()))?;
     let epoch = reports.iter().map(|report| report.epoch).fold(next.seen, Epoch::max).next();
     let aborted = || Fault::new("console", FaultKind::AssignmentAborted { epoch });
     let topology = tokio::select! {

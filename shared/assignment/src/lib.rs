@@ -8,6 +8,7 @@ pub mod event;
 pub mod files;
 pub mod fixtures;
 pub mod identify;
+mod links;
 pub mod plan;
 pub mod planner_query;
 pub mod previous;

@@ -156,7 +156,7 @@ faults! {
         "install the same release on every node";
     /// Kernels whose results differ bit by bit.
     NumericVersion { theirs: u32, own: u32 } => "numeric_version", Refused,
-        "its kernels have numeric version {theirs}, this node's have {own}",
+        "its kernels have numeric version {theirs}, those of its peers {own}",
         "install the same release on every node";
     /// The bytes received are not a valid message.
     Malformed { reason: String } => "malformed_message", Refused,

@@ -178,17 +178,53 @@ impl Identity {
         Err(FaultKind::Malformed { reason })
     }
 
-    /// Checks that this node can be linked to another as a rank of the same topology: frames between ranks exist only
-    /// in the highest version. `version` is the agreed wire version.
+    /// Checks that the frames of this process can be sent to another node as a rank of the same topology. `highest` is
+    /// the highest wire version that the other node speaks: the agreed one does not show that it speaks a later one.
     ///
     /// # Errors
     /// [`FaultKind::RanksDiffer`], with the builds of both.
-    pub fn check_ranks(&self, peer: &Self, version: u16) -> Result<(), FaultKind> {
-        if version == WIRE_HIGHEST {
+    pub fn check_ranks(&self, peer: &Self, highest: u16) -> Result<(), FaultKind> {
+        RankBuild::own(self).check_frames(RankBuild { identity: peer, highest })
+    }
+}
+
+/// The properties of a node on which its links as a rank depend.
+#[derive(Clone, Copy, Debug)]
+pub struct RankBuild<'a> {
+    /// The node.
+    pub identity: &'a Identity,
+    /// The highest wire version that it speaks.
+    pub highest: u16,
+}
+
+impl<'a> RankBuild<'a> {
+    /// This process.
+    pub fn own(identity: &'a Identity) -> Self {
+        Self { identity, highest: WIRE_HIGHEST }
+    }
+
+    /// Checks that two nodes can be linked as ranks of one topology: they send the same frames and compute the same
+    /// sums.
+    ///
+    /// # Errors
+    /// [`FaultKind::RanksDiffer`] or [`FaultKind::NumericVersion`], at the node that it concerns.
+    pub fn check_link(self, peer: Self) -> Result<(), Fault> {
+        self.check_frames(peer).map_err(|kind| Fault::new(&self.identity.name, kind))?;
+        let (theirs, own) = (peer.identity.numeric, self.identity.numeric);
+        if theirs == own {
             return Ok(());
         }
-        let (build, own_build) = (peer.build.clone(), self.build.clone());
-        Err(FaultKind::RanksDiffer { peer: peer.name.clone(), version, build, own: WIRE_HIGHEST, own_build })
+        Err(Fault::new(&peer.identity.name, FaultKind::NumericVersion { theirs, own }))
+    }
+
+    /// Frames between ranks exist only in the highest version of a build.
+    fn check_frames(self, peer: Self) -> Result<(), FaultKind> {
+        if self.highest == peer.highest {
+            return Ok(());
+        }
+        let (build, own_build) = (peer.identity.build.clone(), self.identity.build.clone());
+        let (peer, version, own) = (peer.identity.name.clone(), peer.highest, self.highest);
+        Err(FaultKind::RanksDiffer { peer, version, build, own, own_build })
     }
 }
 
@@ -314,6 +350,29 @@ mod tests {
         let this = format!("this node {WIRE_HIGHEST} (build 0.2.0)");
         for part in ["pi2", "speaks 4 (build 0.1.0)", &this] {
             assert!(text.contains(part), "{text}");
+        }
+        let text = own.check_ranks(&peer, WIRE_HIGHEST + 1).expect_err("its frames are later ones").to_string();
+        assert!(text.contains(&format!("speaks {} (build", WIRE_HIGHEST + 1)), "{text}");
+    }
+
+    #[test]
+    fn link_needs_equal_frames_and_equal_sums() {
+        let identity = |name: &str, numeric: u32| Identity {
+            name: name.into(),
+            build: "0.2.0".into(),
+            numeric,
+            machine: String::new(),
+            cores: Vec::new(),
+        };
+        let (one, other) = (identity("pi1", 3), identity("pi2", 4));
+        let [first, second] = [&one, &other].map(|identity| RankBuild { identity, highest: 5 });
+        assert_eq!(first.check_link(first), Ok(()));
+        let fault = first.check_link(second).expect_err("its sums differ");
+        assert_eq!((fault.node.as_str(), fault.kind), ("pi2", FaultKind::NumericVersion { theirs: 4, own: 3 }));
+        for highest in [4, 6] {
+            let fault = first.check_link(RankBuild { highest, ..second }).expect_err("its frames differ");
+            let FaultKind::RanksDiffer { peer, version, own, .. } = &fault.kind else { panic!("{fault}") };
+            assert_eq!((fault.node.as_str(), peer.as_str(), *version, *own), ("pi1", "pi2", highest, 5));
         }
     }
 

@@ -23,7 +23,7 @@ use tokio::{
 
 use crate::{
     connection::dial_with,
-    handshake::{Hello, Identity, Purpose},
+    handshake::{Hello, Identity, Purpose, RankBuild},
     message::{MESSAGE_BYTES_MAX, Request, RequestBody, Response, ResponseBody, encoded_length},
     messages::{MessageReader, MessageWriter, split},
     noise::{
@@ -56,6 +56,8 @@ pub struct Session {
     pub identity: Identity,
     /// The agreed wire version.
     pub version: u16,
+    /// The highest wire version that the node speaks.
+    pub highest: u16,
     /// The role that this end proved; `None` between ends without a key.
     pub role: Option<Role>,
     requests: Sender<Request>,
@@ -94,6 +96,11 @@ impl Session {
         })
     }
 
+    /// The node as a rank that others are linked to.
+    pub fn rank(&self) -> RankBuild<'_> {
+        RankBuild { identity: &self.identity, highest: self.highest }
+    }
+
     /// The fault of an answer that does not fit the request.
     pub fn unexpected(&self) -> Fault {
         Fault::new(&self.identity.name, FaultKind::Malformed { reason: "an unexpected answer".into() })
@@ -106,7 +113,7 @@ impl Session {
     pub async fn open_with(address: &str, own: Identity, keyring: &Keyring) -> Result<Self, Fault> {
         let hello = Hello { identity: own, purpose: Purpose::Console };
         let (connection, identity) = dial_with(address, &hello, keyring).await?;
-        let (version, role) = (connection.version, connection.role());
+        let (version, highest, role) = (connection.version, connection.highest, connection.role());
         let (reader, writer) = split(connection);
         let reader = reader.bounded(MESSAGE_BYTES_MAX, REST);
         let routes = Arc::<Mutex<Routes>>::default();
@@ -114,7 +121,7 @@ impl Session {
         let reading = tokio::spawn(read(reader, Arc::clone(&routes)));
         let writing = tokio::spawn(write(writer, outgoing, Arc::clone(&routes)));
         let (latest, tasks) = (AtomicU64::new(0), [reading, writing]);
-        Ok(Self { address: address.into(), identity, version, role, requests, routes, latest, tasks })
+        Ok(Self { address: address.into(), identity, version, highest, role, requests, routes, latest, tasks })
     }
 
     /// Sends a request; its responses arrive through the returned reply.

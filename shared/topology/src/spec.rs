@@ -102,6 +102,11 @@ impl Topology {
         self.layout.place(member)
     }
 
+    /// Whether two members have links to each other: as ranks of a replica, or because one computes prompts for the other.
+    pub fn are_linked(&self, one: MemberIndex, other: MemberIndex) -> bool {
+        self.layout.replica_of(one) == self.layout.replica_of(other) || self.layout.are_across(one, other)
+    }
+
     /// The members of a replica, in the order of their ranks.
     pub fn replica(&self, replica: u16) -> &[Member] {
         &self.members[self.layout.members(replica)]

@@ -48,6 +48,13 @@ pub struct LoadOutcome {
     result: Result<Box<Loaded>, FaultKind>,
 }
 
+/// Progress of a load; that of an earlier attempt at the same epoch is ignored.
+#[derive(Clone, Copy, Debug)]
+pub struct AttemptProgress {
+    pub(super) attempt: u64,
+    pub(super) progress: LoadProgress,
+}
+
 /// Opened links, or why they could not be opened.
 #[derive(Debug)]
 pub struct LinkOutcome {
@@ -162,6 +169,13 @@ impl Assignments {
         });
     }
 
+    /// The event of the progress of a load, unless the assignment was abandoned: another one may load in its epoch.
+    pub(super) fn progress(&self, load: AttemptProgress) -> Option<Event> {
+        let AttemptProgress { attempt, progress } = load;
+        let open = self.open.as_ref().filter(|open| open.attempt == attempt)?;
+        Some(Event::LoadProgress(open.place.epoch, progress))
+    }
+
     /// Takes the result of a load. Returns its event, unless the assignment was abandoned.
     pub(super) fn loaded(&mut self, outcome: LoadOutcome, context: &DriverContext) -> Option<Event> {
         let LoadOutcome { attempt, result } = outcome;
@@ -177,7 +191,7 @@ impl Assignments {
     /// Accepts an incoming link of a rank if its assignment is being connected here.
     pub(super) fn link(&self, link: RankLink, node: &Node, context: &DriverContext) {
         let RankLink { mut connection, between, is_data, identity } = link;
-        let checked = context.identity.check_ranks(&identity, connection.version);
+        let checked = context.identity.check_ranks(&identity, connection.highest);
         let verdict = checked.and_then(|()| self.check_link(&between, &identity, node));
         let from = between.from;
         let welcome = match verdict {
@@ -207,9 +221,7 @@ impl Assignments {
         }
         let topology = &open.place.topology;
         let member = topology.members.get(between.from.index());
-        let (own, from) = (open.place.seat(), topology.place(between.from));
-        let is_linked = from.replica == own.replica || topology.layout.are_across(between.from, open.place.member);
-        let is_of_replica = member.is_some() && is_linked;
+        let is_of_replica = member.is_some() && topology.are_linked(between.from, open.place.member);
         let is_lower = between.from < between.to && between.to == open.place.member;
         if !is_lower || !is_of_replica || member.is_none_or(|member| member.name != identity.name) {
             let reason = format!("{} dialled as member {} to member {}", identity.name, between.from, between.to);
@@ -276,7 +288,7 @@ fn kv_peers(context: &DriverContext, topology: &Topology, own: MemberIndex) -> O
 /// Loads a shard and reports its progress.
 fn run_load(context: &DriverContext, attempt: u64, prepare: &Prepare, cancelled: &AtomicBool) {
     let (epoch, inputs) = (prepare.epoch, &context.inputs);
-    let report = LoadReport { epoch, inputs, begun: Instant::now(), sent_ms: AtomicU64::new(0) };
+    let report = LoadReport { attempt, inputs, begun: Instant::now(), sent_ms: AtomicU64::new(0) };
     let result = loading::load(&context.config, context.kernels, prepare, &|progress| {
         report.send(progress);
         !cancelled.load(Ordering::Acquire)
@@ -288,7 +300,7 @@ fn run_load(context: &DriverContext, attempt: u64, prepare: &Prepare, cancelled:
 
 /// Reports the progress of a load: at most ten times a second, and at its end.
 struct LoadReport<'a> {
-    epoch: Epoch,
+    attempt: u64,
     inputs: &'a Sender<Input>,
     begun: Instant,
     /// When progress was reported last, after `begun`.
@@ -306,7 +318,7 @@ impl LoadReport<'_> {
             && self.sent_ms.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         {
             // If the queue is full, only a progress line is lost.
-            let _ = self.inputs.try_send(Input::Event(Event::LoadProgress(self.epoch, progress)));
+            let _ = self.inputs.try_send(Input::Loading(AttemptProgress { attempt: self.attempt, progress }));
         }
     }
 }

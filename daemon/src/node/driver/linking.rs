@@ -125,7 +125,7 @@ async fn dial_peer(
     if identity.name != member.name {
         return Err(failed(format!("{} answered as {}", member.address, identity.name)));
     }
-    linking.identity.check_ranks(&identity, connection.version)?;
+    linking.identity.check_ranks(&identity, connection.highest)?;
     if identity.numeric != linking.identity.numeric {
         let (theirs, own) = (identity.numeric, linking.identity.numeric);
         return Err(failed(FaultKind::NumericVersion { theirs, own }.to_string()));

@@ -21,6 +21,7 @@ mod opening;
 mod orders;
 mod outbox;
 pub mod pacemaker;
+mod reloading;
 mod report;
 mod room;
 mod running;
@@ -33,6 +34,7 @@ mod tests;
 mod watching;
 
 pub use outbox::{Outbox, Queued, ResponseBudget, SessionClient};
+pub use supervisor::extend_stop;
 
 use std::{
     collections::VecDeque,
@@ -54,12 +56,15 @@ use protocol::{
 use telemetry::{Health, NodeState};
 use tokio::{
     runtime::Handle,
-    sync::mpsc::{Receiver, Sender, channel},
+    sync::{
+        mpsc::{Receiver, Sender, channel},
+        watch,
+    },
     time::{Instant as Deadline, MissedTickBehavior, interval},
 };
 
 use self::{
-    assigning::{Assignments, LinkOutcome, LoadOutcome, RankLink},
+    assigning::{Assignments, AttemptProgress, LinkOutcome, LoadOutcome, RankLink},
     bench_task::BenchSources,
     benching::BenchHost,
     cluster::{ClusterView, StandingSources},
@@ -69,6 +74,7 @@ use self::{
     kv_keeping::KvKeeping,
     models::ModelJobs,
     pacemaker::Pacemaker,
+    reloading::{disk_folder, patience},
     report::{ReportSources, Reports},
     sessions::OpenSessions,
     state::{PersistedState, StateFolder},
@@ -77,7 +83,7 @@ use self::{
 use super::{
     Effect, Event, Node, SessionId,
     effect::{EngineEffect, SessionEffect},
-    machine::{NodeInit, Patience},
+    machine::NodeInit,
 };
 use crate::{config::Config, health::Monitor, kv_store::NodeStore};
 
@@ -112,6 +118,9 @@ pub enum Input {
     Reloaded(Box<Config>),
     /// A health reading, and the monitor for the next one.
     Health(Box<Health>, Monitor),
+    /// Progress of a load.
+    #[doc(hidden)]
+    Loading(AttemptProgress),
     /// A load ended.
     #[doc(hidden)]
     Loaded(LoadOutcome),
@@ -137,6 +146,8 @@ pub struct Driver {
     engine: EngineHost,
     benches: BenchHost,
     supervisor: Supervisor,
+    /// For the parts of the daemon outside the driver.
+    settings: watch::Sender<Arc<Config>>,
     exit: Option<i32>,
 }
 
@@ -194,7 +205,7 @@ impl Driver {
             unloaded: persisted.unloaded,
             neighbours: persisted.neighbours,
         };
-        let monitor = Monitor::new(&config.health_root, config.listen, config.models.first().unwrap_or(&config.state));
+        let monitor = Monitor::new(&config.health_root, config.listen, disk_folder(&config));
         let (disk, written) = Disk::start(name.clone(), state)?;
         let driver = Self {
             node: Node::new(node, patience(&config)),
@@ -209,6 +220,7 @@ impl Driver {
             engine: EngineHost::new(name),
             benches: BenchHost::default(),
             supervisor: Supervisor::from_environment(),
+            settings: watch::Sender::new(Arc::clone(&config)),
             exit: None,
             context: DriverContext {
                 kv: Arc::new(NodeStore::open(&config)),
@@ -284,6 +296,7 @@ impl Driver {
                 self.link(connection, purpose, identity);
                 None
             }
+            Input::Loading(progress) => self.assignments.progress(progress),
             Input::Loaded(outcome) => self.assignments.loaded(outcome, &self.context),
             Input::Linked(outcome) => self.assignments.linked(outcome, &self.context, &self.node, &mut self.engine),
         };
@@ -414,24 +427,10 @@ impl Driver {
         }
     }
 
-    /// Applies settings that may change at run time; warns about the others.
-    fn reloaded(&mut self, config: Config) {
-        let (config, differing) = config.reloaded(&self.context.config);
-        if !differing.is_empty() {
-            let (keys, keep) =
-                (differing.join(", "), if differing.len() == 1 { "keeps its value" } else { "keep their values" });
-            tracing::warn!("{keys} {keep} until this node is restarted (console restart NODE)");
-        }
-        self.node.set_patience(patience(&config));
-        self.context.config = Arc::new(config);
-        tracing::info!("settings reloaded; threads and liveness take effect with the next assignment");
-        self.supervisor.ready(&self.status());
-    }
-
     fn tick(&mut self) {
         self.event(Event::Tick { now: self.context.started.elapsed() });
         if self.engine.tick(self.context.config.liveness.stall) {
-            self.supervisor.alive();
+            self.supervisor.alive(self.node.state() == NodeState::Draining);
         }
         self.disk.tick(Instant::now());
         self.reports.health.tick(&self.context.inputs);
@@ -479,10 +478,6 @@ fn log_failure(event: &Event, node: &Node) {
         | Event::Tick { .. }
         | Event::Terminate { .. } => {}
     }
-}
-
-fn patience(config: &Config) -> Patience {
-    Patience { lease: config.lease, drain: config.drain }
 }
 
 /// A random number that differs from that of the previous start.

@@ -28,10 +28,10 @@ impl Pacemaker {
     /// # Errors
     /// The kernel refuses to register it.
     pub(super) fn take(&self, connection: Connection) -> io::Result<Connection> {
-        let Connection { stream, seals, pass, data_links, version } = connection;
+        let Connection { stream, seals, pass, data_links, version, highest } = connection;
         let stream = stream.into_std()?;
         let _entered = self.0.enter();
-        Ok(Connection { stream: TcpStream::from_std(stream)?, seals, pass, data_links, version })
+        Ok(Connection { stream: TcpStream::from_std(stream)?, seals, pass, data_links, version, highest })
     }
 
     /// Spawns a task that `tracker` counts.
@@ -76,8 +76,8 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(20);
 
     fn connection(stream: TcpStream) -> Connection {
-        let (seals, data_links) = (Seals::default(), Protection::default());
-        Connection { stream, seals, pass: None, data_links, version: WIRE_HIGHEST }
+        let (seals, data_links, version) = (Seals::default(), Protection::default(), WIRE_HIGHEST);
+        Connection { stream, seals, pass: None, data_links, version, highest: version }
     }
 
     #[test]

@@ -20,6 +20,7 @@ use protocol::{
     message::{Prepare, Previous, Request, RequestBody, ResponseBody},
     recovery::{RecoveryAnswer, RecoveryAsk},
 };
+use telemetry::LoadProgress;
 use tempfile::TempDir;
 use tokio::{
     sync::mpsc::{Receiver, Sender},
@@ -229,4 +230,38 @@ async fn load_waits_for_the_end_of_a_stopped_engine() {
     assert!(matches!(first, Some(Input::Event(Event::Tick { .. }))), "the load began too early: {first:?}");
     let second = timeout(PATIENCE, receiver.recv()).await.expect("the load begins");
     assert!(matches!(second, Some(Input::Loaded(_))), "{second:?}");
+}
+
+#[tokio::test]
+async fn progress_of_an_abandoned_load_is_not_that_of_the_next_one() {
+    let folder = tempfile::tempdir().expect("a folder can be made");
+    let (mut driver, _inputs) = driver(folder.path());
+    // Recovery prepares a topology again in its own epoch.
+    for _ in 0..2 {
+        let (topology, epoch, member) = (topology(1), Epoch(5), MemberIndex(0));
+        let prepare = Prepare { seen: epoch, epoch, topology, member, desired: None, previous: Previous::Leaves };
+        driver.perform(Effect::Assignment(AssignmentEffect::Discard(epoch)));
+        driver.perform(Effect::Assignment(AssignmentEffect::Load(Box::new(prepare))));
+    }
+    let passed = [1, 2, 3].map(|attempt| {
+        let event = driver.assignments.progress(AttemptProgress { attempt, progress: LoadProgress::default() });
+        matches!(event, Some(Event::LoadProgress(Epoch(5), _)))
+    });
+    assert_eq!(passed, [false, true, false]);
+}
+
+#[tokio::test]
+async fn reload_passes_new_settings_on() {
+    let folder = tempfile::tempdir().expect("a folder can be made");
+    let (mut driver, _inputs) = driver(folder.path());
+    let current = driver.settings();
+    let config = Config::clone(&current.borrow());
+    let (models, drain) = (vec![folder.path().join("models")], Duration::from_secs(7));
+    driver.reloaded(Config { models: models.clone(), drain, ..config });
+    let passed = Arc::clone(&current.borrow());
+    assert_eq!((&passed.models, passed.drain), (&models, drain));
+    assert_eq!(driver.context.config.models, models, "the same for the driver");
+    // The steward and the end of the gateway need them when the driver is gone, too.
+    drop(driver);
+    assert_eq!(current.borrow().models, models);
 }

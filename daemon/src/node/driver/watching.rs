@@ -1,5 +1,8 @@
 //! Reads the machine's health once a second on a blocking thread, and logs changes.
-use std::time::{Duration, Instant};
+use std::{
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
 
 use telemetry::{Health, Warning};
 use tokio::{
@@ -23,6 +26,8 @@ const QUIET: Duration = Duration::from_secs(10);
 pub(super) struct HealthWatch {
     monitor: Option<Monitor>,
     next: Instant,
+    /// Another folder whose disk is watched from the next reading on.
+    folder: Option<PathBuf>,
     /// Empty before the first reading.
     pub(super) health: Health,
     is_first: bool,
@@ -35,7 +40,12 @@ type HealthReading = JoinHandle<(Health, Monitor)>;
 impl HealthWatch {
     pub(super) fn new(monitor: Monitor) -> Self {
         let (health, known) = (Health::default(), ActiveWarnings::default());
-        Self { monitor: Some(monitor), next: Instant::now(), health, is_first: true, known }
+        Self { monitor: Some(monitor), next: Instant::now(), folder: None, health, is_first: true, known }
+    }
+
+    /// Watches the disk of another folder from the next reading on.
+    pub(super) fn watch_disk_of(&mut self, folder: &Path) {
+        self.folder = Some(folder.into());
     }
 
     /// Takes the first reading, so that every report has one. If it takes too long, it arrives as an input instead.
@@ -62,6 +72,9 @@ impl HealthWatch {
     fn start(&mut self) -> Option<HealthReading> {
         let now = Instant::now();
         let mut monitor = self.monitor.take_if(|_| now >= self.next)?;
+        if let Some(folder) = self.folder.take() {
+            monitor.watch_disk_of(&folder);
+        }
         self.next = now + INTERVAL;
         Some(spawn_blocking(move || (monitor.read(Instant::now()), monitor)))
     }

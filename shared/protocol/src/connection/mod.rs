@@ -57,6 +57,8 @@ pub struct Connection {
     pub data_links: Protection,
     /// The agreed wire version.
     pub version: u16,
+    /// The highest wire version that the other end speaks; it may be later than this build's.
+    pub highest: u16,
 }
 
 impl Connection {
@@ -267,7 +269,7 @@ async fn introduce(mut stream: TcpStream, terms: Terms<'_>, hello: &Hello) -> Re
         Welcome::Accepted(identity) => {
             let pass = pass.filter(|_| theirs.security == SECURITY_KEY);
             let data_links = own.data_links.max(theirs.data_links);
-            Ok((Connection { stream, seals, pass, data_links, version }, identity))
+            Ok((Connection { stream, seals, pass, data_links, version, highest: theirs.highest }, identity))
         }
         Welcome::Refused(refusal) => Err(Refusal::Theirs(refusal)),
     }
@@ -289,7 +291,7 @@ pub async fn receive_hello(mut stream: TcpStream, door: Door<'_>) -> Result<Arri
     }
     stream.write_all(&own.encode()).await.map_err(|error| broke(&error))?;
     let version = theirs.agree()?;
-    let data_links = own.data_links.max(theirs.data_links);
+    let (data_links, highest) = (own.data_links.max(theirs.data_links), theirs.highest);
     match (theirs.security, own.security) {
         (SECURITY_PAIRING, SECURITY_PAIRING) => Ok(Arrived::Pairing(stream, prologue(theirs, own))),
         (SECURITY_PAIRING, SECURITY_KEY) => Err(FaultKind::Claimed),
@@ -309,12 +311,12 @@ pub async fn receive_hello(mut stream: TcpStream, door: Door<'_>) -> Result<Arri
             let hello = speaking(version, || message::decode(&payload))?;
             let () = read(&mut stream, &mut seals.input, version).await?;
             let pass = Some(Pass::new(role, psk));
-            Ok(Arrived::Hello(Connection { stream, seals, pass, data_links, version }, hello))
+            Ok(Arrived::Hello(Connection { stream, seals, pass, data_links, version, highest }, hello))
         }
         _ => {
             let mut seals = Seals::without_key(version);
             let hello = read(&mut stream, &mut seals.input, version).await?;
-            Ok(Arrived::Hello(Connection { stream, seals, pass: None, data_links, version }, hello))
+            Ok(Arrived::Hello(Connection { stream, seals, pass: None, data_links, version, highest }, hello))
         }
     }
 }

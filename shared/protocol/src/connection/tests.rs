@@ -177,6 +177,27 @@ async fn owner_comes_to_version_four_as_operator() {
 }
 
 #[tokio::test]
+async fn later_version_of_the_other_end_is_known() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback can be bound");
+    let address = listener.local_addr().expect("a bound listener has an address").to_string();
+    let later = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.expect("the test dials");
+        let mut bytes = [0; PREAMBLE_BYTES];
+        stream.read_exact(&mut bytes).await.expect("a preamble");
+        let own = Preamble { highest: WIRE_HIGHEST + 1, ..offer(None, &Keyring::empty(Role::Node)) };
+        stream.write_all(&own.encode()).await.expect("it reads");
+        let mut seals = Seals::without_key(WIRE_HIGHEST);
+        let said: Hello = read(&mut stream, &mut seals.input, WIRE_HIGHEST).await?;
+        write(&mut stream, &mut seals.out, WIRE_HIGHEST, &Welcome::Accepted(identity("pi4"))).await?;
+        Ok::<Hello, FaultKind>(said)
+    });
+    let dialled = dial_with(&address, &hello(), &Keyring::empty(Role::Operator)).await;
+    let (connection, _) = dialled.expect("both have no key");
+    assert_eq!((connection.version, connection.highest), (WIRE_HIGHEST, WIRE_HIGHEST + 1));
+    assert_eq!(later.await.expect("the node ends"), Ok(hello()));
+}
+
+#[tokio::test]
 async fn no_cut_changed_or_recorded_opening_gets_through() {
     let own = keyring(Role::Node, &[1]);
     // All that can be sent without the answer.
@@ -231,7 +252,7 @@ async fn reader_of_version(version: u16, bytes: &[u8]) -> (MessageReader, TcpStr
     let (stream, _) = listener.accept().await.expect("the test dialled");
     far.write_all(bytes).await.expect("there is room");
     let (seals, data_links) = (Seals::default(), Protection::Plain);
-    let connection = Connection { stream, seals, pass: None, data_links, version };
+    let connection = Connection { stream, seals, pass: None, data_links, version, highest: version };
     (split(connection).0, far)
 }
 

@@ -1,6 +1,6 @@
 //! Checks whether a member could serve a topology: that it still holds the weights that the topology was committed
-//! with, and that its build can be linked to this one. Before recovery brings the topology up again, and before a vote
-//! on a topology that the member joins.
+//! with, and that its build can be linked to those of the other members. Before recovery brings the topology up again,
+//! and before a vote on a topology that the member joins.
 use std::{sync::Arc, time::Duration};
 
 use common::{
@@ -8,7 +8,7 @@ use common::{
     ids::{ContentRoot, MemberIndex, ModelIdentity},
 };
 use protocol::{
-    handshake::Identity,
+    handshake::{Identity, RankBuild},
     message::{RequestBody, ResponseBody},
     models::{ModelsRequest, ModelsResponse},
     session::Session,
@@ -28,34 +28,37 @@ struct NeededFile {
     content: Option<ContentRoot>,
 }
 
-/// Checks the member at the other end of a session; `own` is this node.
+/// The nodes to which a member may be linked.
+pub(super) struct OtherMembers {
+    /// This node.
+    pub(super) own: Identity,
+    /// Sessions with others. Members that do not answer have none.
+    pub(super) sessions: Vec<Arc<Session>>,
+}
+
+/// Checks the member at the other end of a session.
 ///
 /// # Errors
-/// The member runs a build that cannot be linked to this one, holds other weights, cannot read a file, or is silent for
-/// too long.
-pub(super) async fn check(topology: &Topology, own: &Identity, session: Arc<Session>) -> Result<(), Fault> {
-    let member = &session.identity;
-    check_build(topology, own, member, session.version).map_err(|kind| Fault::new(&member.name, kind))?;
-    for file in needed(topology, &member.name) {
+/// The member runs a build that cannot be linked to one of the others, holds other weights, cannot read a file, or is
+/// silent for too long.
+pub(super) async fn check(topology: &Topology, others: &OtherMembers, session: Arc<Session>) -> Result<(), Fault> {
+    check_build(topology, RankBuild::own(&others.own), session.rank())?;
+    for other in &others.sessions {
+        check_build(topology, other.rank(), session.rank())?;
+    }
+    for file in needed(topology, &session.identity.name) {
         check_file(file, &session).await?;
     }
     Ok(())
 }
 
-/// Refuses a member whose links to this node would be refused: when they are opened, the previous engines have already
-/// stopped. Replicas that have no links may run different builds. `version` is the agreed wire version; it does not
-/// show that a member has a later one.
-fn check_build(topology: &Topology, own: &Identity, member: &Identity, version: u16) -> Result<(), FaultKind> {
-    let (Some(here), Some(there)) = (index(topology, &own.name), index(topology, &member.name)) else { return Ok(()) };
-    let is_linked = topology.place(here).replica == topology.place(there).replica;
-    if !is_linked && !topology.layout.are_across(here, there) {
-        return Ok(());
+/// Refuses a member whose link to another one would be refused: when links are opened, the previous engines have already
+/// stopped. Replicas that have no links may run different builds.
+fn check_build(topology: &Topology, other: RankBuild<'_>, member: RankBuild<'_>) -> Result<(), Fault> {
+    match (index(topology, &other.identity.name), index(topology, &member.identity.name)) {
+        (Some(from), Some(to)) if topology.are_linked(from, to) => other.check_link(member),
+        _ => Ok(()),
     }
-    own.check_ranks(member, version)?;
-    if member.numeric != own.numeric {
-        return Err(FaultKind::NumericVersion { theirs: member.numeric, own: own.numeric });
-    }
-    Ok(())
 }
 
 fn index(topology: &Topology, node: &str) -> Option<MemberIndex> {
@@ -129,17 +132,20 @@ mod tests {
 
     #[test]
     fn member_of_another_build_joins_only_where_it_has_no_links() {
-        let own = identity("pi1", NUMERIC_VERSION);
-        let is_refused = |layout: &str, member: &str, numeric: u32, version: u16| {
+        let is_refused = |layout: &str, other: &str, numeric: u32, highest: u16| {
             let held = Topology { layout: layout.parse().expect("a layout"), ..topology(4) };
-            check_build(&held, &own, &identity(member, numeric), version).is_err()
+            let (other, member) = (identity(other, NUMERIC_VERSION), identity("pi4", numeric));
+            check_build(&held, RankBuild::own(&other), RankBuild { identity: &member, highest }).is_err()
         };
-        assert!(!is_refused("tp4", "pi4", NUMERIC_VERSION, WIRE_HIGHEST));
-        assert!(is_refused("tp4", "pi4", NUMERIC_VERSION, WIRE_HIGHEST - 1), "it was off during an upgrade");
-        assert!(is_refused("pp2-tp2", "pi4", NUMERIC_VERSION + 1, WIRE_HIGHEST), "its sums differ");
+        assert!(!is_refused("tp4", "pi1", NUMERIC_VERSION, WIRE_HIGHEST));
+        assert!(is_refused("tp4", "pi1", NUMERIC_VERSION, WIRE_HIGHEST - 1), "it was off during an upgrade");
+        assert!(is_refused("tp4", "pi1", NUMERIC_VERSION, WIRE_HIGHEST + 1), "it was upgraded alone");
+        assert!(is_refused("pp2-tp2", "pi1", NUMERIC_VERSION + 1, WIRE_HIGHEST), "its sums differ");
         // An upgrade restarts one replica after another.
-        assert!(!is_refused("dp2-tp2", "pi4", NUMERIC_VERSION - 1, WIRE_HIGHEST - 1));
-        assert!(is_refused("prefill:tp2+decode:tp2", "pi4", NUMERIC_VERSION, WIRE_HIGHEST - 1), "they have links");
+        assert!(!is_refused("dp2-tp2", "pi1", NUMERIC_VERSION - 1, WIRE_HIGHEST - 1));
+        assert!(is_refused("dp2-tp2", "pi3", NUMERIC_VERSION, WIRE_HIGHEST + 1), "a replica without this node");
+        assert!(!is_refused("tp4", "pi9", NUMERIC_VERSION, WIRE_HIGHEST + 1), "no member");
+        assert!(is_refused("prefill:tp2+decode:tp2", "pi1", NUMERIC_VERSION, WIRE_HIGHEST - 1), "they have links");
     }
 
     #[test]

@@ -18,12 +18,13 @@ use protocol::{
     session::Session,
 };
 use tokio::{
+    sync::watch::Receiver,
     task::{JoinSet, spawn_blocking},
     time::sleep,
 };
 use topology::{Topology, sizes::ModelSizes};
 
-use self::peers::Peers;
+use self::{content::OtherMembers, peers::Peers};
 use super::opening::{self, ModelFile};
 use crate::{
     config::Config,
@@ -35,7 +36,8 @@ use crate::{
 pub struct StewardDriver {
     identity: Identity,
     settings: StewardSettings,
-    models: Vec<PathBuf>,
+    /// The daemon's settings, also after a reload.
+    current: Receiver<Arc<Config>>,
 }
 
 /// The answer to one question, and its session if that was opened for it.
@@ -46,8 +48,9 @@ struct Answered {
 }
 
 impl StewardDriver {
-    /// A driver for a daemon whose address, as dialled from this machine, is `own`.
-    pub fn new(config: &Config, identity: Identity, own: String) -> Self {
+    /// A driver for a daemon with these settings whose address, as dialled from this machine, is `own`.
+    pub fn new(current: Receiver<Arc<Config>>, identity: Identity, own: String) -> Self {
+        let config = Arc::clone(&current.borrow());
         let settings = StewardSettings {
             name: identity.name.clone(),
             listen: (!config.listen.ip().is_unspecified()).then(|| own.clone()),
@@ -55,7 +58,7 @@ impl StewardDriver {
             recovery: config.recovery.clone(),
             known: config.http.peers.clone(),
         };
-        Self { identity, settings, models: config.models.clone() }
+        Self { identity, settings, current }
     }
 
     /// Runs until its task is aborted.
@@ -121,21 +124,24 @@ impl StewardDriver {
                 });
             }
             StewardAsk::Content { question, address, topology } => {
-                let (known, identity) = (peers.known(&address), self.identity.clone());
+                let known = peers.known(&address);
+                let others = topology.members.iter().filter(|member| member.address != address);
+                let sessions = others.filter_map(|member| peers.known(&member.address)).collect();
+                let others = OtherMembers { own: self.identity.clone(), sessions };
                 asked.spawn(async move {
                     let session = match known {
                         Some(session) => Ok(session),
-                        None => peers::open(&address, &identity).await.map(Arc::new),
+                        None => peers::open(&address, &others.own).await.map(Arc::new),
                     };
                     let result = match session {
-                        Ok(session) => content::check(&topology, &identity, session).await,
+                        Ok(session) => content::check(&topology, &others, session).await,
                         Err(fault) => Err(fault),
                     };
                     Answered { question, reply: Reply::Content(result), session: None }
                 });
             }
             StewardAsk::Plan { question, desired, stay } => {
-                let models = self.models.clone();
+                let models = self.current.borrow().models.clone();
                 asked.spawn(async move {
                     let planned = spawn_blocking(move || plan(&models, &desired, &stay)).await;
                     let planned = planned.unwrap_or_else(|error| {
