@@ -1,7 +1,6 @@
 //! `console key rotate`: a new key for all nodes. The new key is written to disk before any node receives it. It
 //! becomes this console's current key as soon as one node has it, and the previous one stays in the key file for nodes
-//! that missed the rotation. A rotation that is interrupted or misses nodes resumes with the same new key. The key files
-//! of other saved clusters with these nodes get the new key, too.
+//! that missed the rotation. A rotation that is interrupted or misses nodes resumes with the same new key.
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -16,7 +15,7 @@ use protocol::noise::{
 };
 use serde_json::json;
 
-use super::saved::{KeySharing, RotationScope, sharing};
+use super::saved::same_key;
 use crate::cli::{
     Failure, key,
     shared::{confirm::Consent, interrupts::Interrupts, output},
@@ -34,11 +33,9 @@ pub(super) struct Rotation {
     pub(super) json: bool,
 }
 
-/// The keys of a rotation, and the files with this console's keys.
+/// The keys of a rotation, and the file with this console's keys.
 struct RotatedKeys<'a> {
     path: &'a Path,
-    /// The key files of other saved clusters with these nodes.
-    others: &'a [PathBuf],
     old: &'a Key,
     new: &'a Key,
     /// Seconds for which the old key stays valid.
@@ -73,15 +70,9 @@ pub(super) async fn run(path: &Path, nodes: &[String], how: Rotation) -> Result<
     }
     let next = next_path(path);
     let begun = keyring::read_if_there(&next).map_err(anyhow::Error::from)?.into_iter().next().map(|held| held.key);
-    let Some(old) = previous(&held, begun.as_ref()) else {
-        return Err(Failure::State {
-            message: format!("{} does not hold the key that {} replaces", path.display(), next.display()),
-            next: "remove the file that ends in .next, and run the command again to rotate to another key",
-        });
-    };
-    let saved = clusters::default_path().map_or_else(|| Ok(Clusters::default()), |path| Clusters::read(&path))?;
-    let scope = RotationScope { path, nodes, old, begun: begun.as_ref(), grace };
-    let KeySharing { files, notes } = sharing(&saved, key::default_path().ok().as_deref(), scope)?;
+    // A damaged list of clusters must not keep an operator from replacing a stolen key.
+    let clusters = clusters::default_path().and_then(|path| Clusters::read(&path).ok()).unwrap_or_default();
+    let notes = same_key(&clusters, key::default_path().ok().as_deref(), path, nodes);
     notes.iter().for_each(|line| output::note(line));
     let question = match &begun {
         Some(new) => format!("Continue the rotation to key {} on {} nodes?", new.fingerprint(), nodes.len()),
@@ -93,7 +84,13 @@ pub(super) async fn run(path: &Path, nodes: &[String], how: Rotation) -> Result<
     }
     let is_continued = begun.is_some();
     let new = begun.map_or_else(|| fresh_key(&next), Ok)?;
-    let keys = RotatedKeys { path, others: &files, old, new: &new, grace };
+    let Some(old) = previous(&held, &new) else {
+        return Err(Failure::State {
+            message: format!("{} does not hold the key that {} replaces", path.display(), next.display()),
+            next: "remove the file that ends in .next, and run the command again to rotate to another key",
+        });
+    };
+    let keys = RotatedKeys { path, old, new: &new, grace };
     let KeySpread { taken, missing, fault } = interrupts.end(keys.spread(nodes, json)).await?;
     if let Some(fault) = fault {
         return Err(unfinished(fault, nodes, &missing, &next));
@@ -138,17 +135,15 @@ impl RotatedKeys<'_> {
     fn keep(&self) -> Result<(), Failure> {
         let held = Keyring::with(Role::Owner, vec![Held { key: self.old.clone(), until: None }]);
         let rotated = held.rotated(self.new.clone(), seconds() + u64::from(self.grace));
-        for file in std::iter::once(self.path).chain(self.others.iter().map(PathBuf::as_path)) {
-            keyring::write(file, &rotated).with_context(|| format!("cannot write {}", file.display()))?;
-        }
-        Ok(())
+        let kept = keyring::write(self.path, &rotated);
+        Ok(kept.with_context(|| format!("cannot write {}", self.path.display()))?)
     }
 }
 
 /// The key that a rotation replaces: the current one of the file, or the previous one if a node already has the new
 /// key.
-fn previous<'a>(held: &'a [Held], new: Option<&Key>) -> Option<&'a Key> {
-    held.iter().map(|held| &held.key).find(|key| Some(*key) != new)
+fn previous<'a>(held: &'a [Held], new: &Key) -> Option<&'a Key> {
+    held.iter().map(|held| &held.key).find(|key| *key != new)
 }
 
 /// The failure of a rotation that nodes missed, with the ways to complete it.
@@ -199,27 +194,23 @@ mod tests {
     #[test]
     fn key_file_keeps_both_keys_until_the_rotation_is_complete() {
         let folder = tempfile::tempdir().expect("create a temporary folder");
-        let [path, other] = ["cluster.key", "other.key"].map(|name| folder.path().join(name));
+        let path = folder.path().join("cluster.key");
         let [old, new] = [1, 2].map(|byte| Key::Secret([byte; 32]));
         let before = [Held { key: old.clone(), until: None }];
         keyring::write(&path, &before).expect("the folder can be written");
-        assert_eq!(previous(&before, Some(&new)), Some(&old));
-        assert_eq!(previous(&before, None), Some(&old));
+        assert_eq!(previous(&before, &new), Some(&old));
         let begun = seconds();
         // The second time, the rotation continues with what the first one has written.
         for _ in 0..2 {
             let held = keyring::read(&path).expect("it is a key file");
-            let old = previous(&held, Some(&new)).expect("it holds the previous key").clone();
-            let others = std::slice::from_ref(&other);
-            let keys = RotatedKeys { path: &path, others, old: &old, new: &new, grace: 60 };
-            keys.keep().expect("the folder can be written");
+            let old = previous(&held, &new).expect("it holds the previous key").clone();
+            RotatedKeys { path: &path, old: &old, new: &new, grace: 60 }.keep().expect("the folder can be written");
             let held = keyring::read(&path).expect("it is a key file");
             let keys: Vec<&Key> = held.iter().map(|held| &held.key).collect();
             assert_eq!(keys, [&new, &before[0].key]);
-            assert_eq!(keyring::read(&other).expect("it is a key file"), held, "a saved cluster of the same nodes");
             assert!(held[0].until.is_none() && held[1].until.is_some_and(|until| until >= begun + 60), "{held:?}");
         }
-        assert_eq!(previous(&[Held { key: new.clone(), until: None }], Some(&new)), None);
+        assert_eq!(previous(&[Held { key: new.clone(), until: None }], &new), None);
     }
 
     #[test]

@@ -90,14 +90,15 @@ pub(super) async fn run(options: Cordon) -> Result<u8, Failure> {
         return Ok(0);
     }
     let told = |event: OperateEvent| progress(&event);
-    let name = interrupts.end(async { Ok::<_, Failure>(say(&mut cluster, node, Some(&reason), &told).await?) }).await?;
+    let stored = interrupts.end(async { Ok::<_, Failure>(say(&mut cluster, node, Some(&reason), &told).await?) }).await;
+    if matches!(stored, Err(Failure::Interrupted { .. })) {
+        output::note(&format!("{who} may be cordoned: console status shows it; undo: console node uncordon {who}"));
+    }
+    let name = stored?;
     let is_drained = if waits {
         let drained = interrupts.end(async { Ok::<_, Failure>(drain(&cluster, &name, &told).await?) }).await;
         if drained.is_err() {
-            let name = output::clean(&name);
-            output::note(&format!(
-                "{name} stays cordoned: it takes no new requests; undo: console node include {name}"
-            ));
+            output::note(&format!("{who} stays cordoned: it takes no new requests; undo: console node uncordon {who}"));
         }
         drained?
     } else {
