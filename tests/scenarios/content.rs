@@ -119,15 +119,29 @@ fn member_with_other_weights_is_left_out_and_returns_with_the_right_ones() {
     cluster.signal(1, Signal::SIGKILL);
     cluster.wait(1);
     cluster.start_with(1, &folders[1]);
-    let layout = |cluster: &Cluster, wanted: &str| {
-        serves(cluster, 0) && serves(cluster, 2) && cluster.status(0)["topology"]["layout"] == wanted
+    let layout =
+        |cluster: &Cluster, wanted: &str| serves(cluster, 2) && cluster.status(2)["topology"]["layout"] == wanted;
+    let check_reason = |cluster: &Cluster, text: &str| {
+        let status = cluster.status(2);
+        let entries = status["exclusions"].as_array().expect("a list");
+        let mut reasons = entries.iter().filter_map(|entry| entry["reason"].as_str());
+        let found = reasons.any(|reason| reason.starts_with("has no usable model file: ") && reason.contains(text));
+        assert!(found, "{status}");
     };
-    wait_until("the others serve", || layout(&cluster, "tp2"));
-    let status = cluster.status(0);
-    let reason = status["exclusions"][0]["reason"].as_str().unwrap_or_default().to_owned();
-    assert!(reason.starts_with("has no usable model file: ") && reason.contains("different weights"), "{status}");
+    wait_until("the others serve", || layout(&cluster, "tp2") && serves(&cluster, 0));
+    check_reason(&cluster, "different weights");
     overwrite(&folders[1]);
     wait_until("all serve again", || layout(&cluster, "tp3") && serves(&cluster, 1));
+    // The node that leads cannot even plan the topology of the others with its own file.
+    let away = folders[0].join("away");
+    fs::rename(folders[0].join(NAME), &away).expect("it can be renamed");
+    cluster.signal(0, Signal::SIGKILL);
+    cluster.wait(0);
+    cluster.start_with(0, &folders[0]);
+    wait_until("the others serve", || layout(&cluster, "tp2") && serves(&cluster, 1));
+    check_reason(&cluster, "not found");
+    fs::rename(&away, folders[0].join(NAME)).expect("it can be renamed");
+    wait_until("all serve again", || layout(&cluster, "tp3") && serves(&cluster, 0));
 }
 
 #[test]

@@ -23,8 +23,8 @@ pub struct Exclusion {
     pub by: String,
     /// Increases over all entries of a cluster: the later statement wins.
     pub revision: u64,
-    /// The topology keeps the node: its replica takes no new requests until an operator includes the node, and no
-    /// recovery leaves it out.
+    /// The topology keeps the node: its replica takes no new requests until an operator includes the node, and
+    /// recovery does not leave it out for that.
     #[serde(default, with = "common::version::since_5")]
     pub is_cordon: bool,
 }

@@ -3,10 +3,13 @@ use std::time::Duration;
 
 use common::fault::{Fault, FaultKind};
 use planner::replan::Stays;
-use protocol::message::{RequestBody, ResponseBody};
+use protocol::{
+    message::{RequestBody, ResponseBody},
+    recovery::{Committed, Standing},
+};
 use topology::Topology;
 
-use super::unexpected;
+use super::{Steward, unexpected};
 
 /// Names a question of one steward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -56,6 +59,23 @@ pub enum Reply {
     Content(Result<(), Fault>),
     /// The planned topology.
     Plan(Result<Topology, FaultKind>),
+}
+
+impl Steward {
+    /// All addresses at which a member may be; with `has_absent`, also the absent members of the desired topology.
+    pub(super) fn addresses(&self, base: &Committed, own: &Standing, has_absent: bool) -> Vec<String> {
+        let members = &base.topology.members;
+        // A member may be back at the address that it had before a vote.
+        let desired = base.desired().members.iter();
+        let desired = desired.filter(|one| has_absent || members.iter().any(|member| member.name == one.name));
+        let mut addresses: Vec<String> = members.iter().chain(desired).map(|member| member.address.clone()).collect();
+        addresses.extend(own.heard.iter().map(|(_, address)| address.clone()));
+        addresses.extend(self.settings.known.iter().cloned());
+        addresses.push(self.settings.own.clone());
+        addresses.sort_unstable();
+        addresses.dedup();
+        addresses
+    }
 }
 
 impl Reply {

@@ -7,7 +7,8 @@ use protocol::recovery::{Committed, Standing};
 use telemetry::NodeState;
 use topology::Topology;
 
-use crate::node::steward::{BY_ITSELF, View};
+use super::view::{SLOW, is_straggler};
+use crate::node::steward::View;
 
 /// Longest time until a straggler is tried again; the time doubles whenever the node is slow again.
 const RETRY_MAX: Duration = Duration::from_secs(2 * 3600);
@@ -106,7 +107,7 @@ impl Breaker {
         let follows = base.epoch > opened.before.epoch
             && before.map(|one| &one.name).eq(base.topology.members.iter().map(|one| &one.name));
         let exclusion = out.and_then(|out| out.exclusions.of(&member.name, &member.address));
-        let is_left_to_us = exclusion.is_some_and(|entry| entry.by.ends_with(BY_ITSELF));
+        let is_left_to_us = exclusion.is_some_and(is_straggler);
         match out {
             _ if !follows => self.opened = None,
             Some(_) if !is_left_to_us => self.opened = None,
@@ -145,7 +146,7 @@ fn slow(own: MemberIndex, base: &Committed, views: &[View]) -> Option<(MemberInd
     // A circular wait has no straggler.
     let found = standing(named.rank.0).filter(|found| found.slow.is_none())?;
     let trouble = found.trouble.as_ref().map_or(String::new(), |trouble| format!(": {trouble}"));
-    let reason = format!("delayed its peers {} % of their time for {} s{trouble}", named.percent, named.seconds);
+    let reason = format!("{SLOW} {} % of their time for {} s{trouble}", named.percent, named.seconds);
     let leader = place.group.start + u16::from(named.rank.0 == place.group.start);
     let slow = MemberIndex((first + named.rank.index()) as u16);
     (leader == place.rank.0).then_some((slow, reason))

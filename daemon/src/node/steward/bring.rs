@@ -106,11 +106,11 @@ impl Steward {
                 (_, Err(fault)) => Err(fault),
             },
         };
-        let name = &bring.base.topology.members[member.index()].name;
+        let (base, name) = (&bring.base, &bring.base.topology.members[member.index()].name);
         match (bring.stage, &answer) {
             (BringStage::Prepare, Ok(())) => self.member_loaded(name),
-            (BringStage::Content, Err(fault)) => self.member_failed(name, &fault.kind, true),
-            (BringStage::Prepare, Err(fault)) => self.member_failed(name, &fault.kind, false),
+            (BringStage::Content, Err(fault)) => self.member_failed(base, name, &fault.kind, true),
+            (BringStage::Prepare, Err(fault)) => self.member_failed(base, name, &fault.kind, false),
             _ => {}
         }
         bring.result = bring.result.and(answer);

@@ -1,46 +1,50 @@
-//! Members that answer but cannot load their shard: their disk cannot be read, or their daemon ends each time that it loads.
-//! Like members that do not answer, they are voted out in the end, so that the others serve.
+//! Members that answer but cannot load their shard, for example because their disk cannot be read. Like members that do
+//! not answer, they are voted out in the end, so that the others serve.
 use std::time::Duration;
 
-use common::{fault::FaultKind, ids::MemberIndex};
+use common::{
+    fault::FaultKind,
+    ids::{Epoch, MemberIndex, TopologyHash},
+};
 use protocol::recovery::Committed;
 
 use super::{
     Decision, PAUSE, Rules, Steward, View,
     decide::{FailingMember, decide},
-    view::{CANNOT_LOAD, NO_MODEL},
+    view::{CANNOT_LOAD, NO_MODEL, exclusions, is_failing},
 };
 
 /// Failures in a row until a member counts as failing: one may be the effect of a restart.
 const FAILURES_MIN: u32 = 3;
-/// Most characters of the fault in the reason of an exclusion, which is at most 200 bytes long.
+/// Most bytes of the fault in the reason of an exclusion, which is at most 200 bytes long.
 const CAUSE_LENGTH: usize = 150;
 
-/// What a member because of which attempts to bring the topology up have failed has done so far.
+/// What one member has failed to do in attempts to bring a topology up.
 #[derive(Debug)]
 pub(super) struct Failing {
+    /// The topology.
+    base: (Epoch, TopologyHash),
     since: Duration,
     latest: Duration,
     failures: u32,
-    reason: String,
+    /// Why the member is to be excluded.
+    pub(super) reason: String,
 }
 
 impl Steward {
     /// A member could not compare its model file (`compares`) or load its shard.
-    pub(super) fn member_failed(&mut self, name: &str, kind: &FaultKind, compares: bool) {
-        // The others are about commands that cross each other.
+    pub(super) fn member_failed(&mut self, base: &Committed, name: &str, kind: &FaultKind, compares: bool) {
+        // The others are about commands that cross each other, and about members that are lost.
         let is_own = matches!(
             kind,
             FaultKind::ModelMissing { .. }
                 | FaultKind::ModelInvalid { .. }
                 | FaultKind::ModelDiffers { .. }
                 | FaultKind::ContentDiffers { .. }
+                | FaultKind::StoreFailed { .. }
                 | FaultKind::MemoryShort { .. }
                 | FaultKind::ExpertsFitOnDisk { .. }
                 | FaultKind::Internal { .. }
-                | FaultKind::SessionLost { .. }
-                | FaultKind::Unreachable { .. }
-                | FaultKind::Timeout { .. }
         );
         if !is_own {
             return;
@@ -48,14 +52,11 @@ impl Steward {
         let cause: String = kind.to_string().chars().filter(|one| !one.is_control()).collect();
         let cause = &cause[..cause.floor_char_boundary(CAUSE_LENGTH)];
         let reason = format!("{}: {cause}", if compares { NO_MODEL } else { CANNOT_LOAD });
-        let failing = self.failing.entry(name.into()).or_insert(Failing {
-            since: self.now,
-            latest: self.now,
-            failures: 0,
-            reason: String::new(),
-        });
-        failing.failures = failing.failures.saturating_add(1);
-        (failing.latest, failing.reason) = (self.now, reason);
+        let before = self.failing.remove(name).filter(|before| before.base == base.name());
+        let (since, failures) = before.map_or((self.now, 0), |before| (before.since, before.failures));
+        let failures = failures.saturating_add(1);
+        let failing = Failing { base: base.name(), since, latest: self.now, failures, reason };
+        self.failing.insert(name.into(), failing);
     }
 
     /// A member has loaded its shard. If it could not before, the pause between attempts is short again.
@@ -74,6 +75,11 @@ impl Steward {
         views: &[View],
         rules: Rules<'_>,
     ) -> Option<Decision> {
+        // What a second member cannot load either is not the fault of one machine.
+        let list = exclusions(views.iter().filter_map(|view| view.standing.as_ref()));
+        if list.out().any(is_failing) {
+            return None;
+        }
         let failing = self.failing(base)?;
         let decision = decide(own, base, views, &Rules { failing: Some(failing), ..rules });
         Some(decision).filter(|decision| matches!(decision, Decision::Propose { .. }))
@@ -85,6 +91,7 @@ impl Steward {
         let (name, last) = self.failing.iter().max_by_key(|entry| entry.1.latest)?;
         let place = base.topology.members.iter().position(|member| member.name == *name)?;
         let is_overdue = last.failures >= FAILURES_MIN && last.latest >= last.since + patience;
-        is_overdue.then_some(FailingMember { member: MemberIndex(place as u16), reason: &last.reason })
+        let is_current = is_overdue && last.base == base.name();
+        is_current.then_some(FailingMember { member: MemberIndex(place as u16), reason: &last.reason })
     }
 }

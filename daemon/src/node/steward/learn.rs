@@ -1,15 +1,13 @@
 //! Repairs by the steward, most of them while its topology serves: a later decision that its node missed, a record that
 //! a member has lost, an exclusion or inclusion that a member has missed, and its own lost record of votes.
+use common::ids::MemberIndex;
 use protocol::{
     message::RequestBody,
     recovery::{Committed, RecoveryAsk, Standing},
 };
 use topology::{Exclusion, Exclusions, Member};
 
-use super::{
-    ANSWER, BY_ITSELF, Doing, Look, Steward, StewardAsk, View,
-    view::{exclusions, is_away},
-};
+use super::{ANSWER, BY_ITSELF, Doing, Look, Steward, StewardAsk, View, view::exclusions};
 use crate::node::quorum::majority;
 
 impl Steward {
@@ -38,16 +36,21 @@ impl Steward {
         if unloaded.into_iter().any(|name| name == look.base.name()) {
             return self.forget(&look.base);
         }
-        if let Some((address, list)) = self.behind(&look) {
-            return vec![self.tell_exclusions(&address, list)];
-        }
         let layout = look.base.topology.layout;
         let forgetful = views.iter().find(|view| {
             let standing = view.standing.as_ref();
             standing.is_some_and(|one| one.committed.is_none() && one.epoch <= look.base.epoch)
         });
-        let is_head = layout.heads().any(|head| head.index() == look.place);
+        // Also that of a prefill group, which serves on when its decode group is lost.
+        let is_head = layout.place(MemberIndex(look.place as u16)).is_head();
         let forgetful = forgetful.filter(|_| is_head).map(|view| view.address.clone());
+        // Every other time only: its disk may be full.
+        let forgetful = forgetful.filter(|address| self.told.as_ref() != Some(address));
+        if forgetful.is_some() {
+            self.told.clone_from(&forgetful);
+        } else if let Some((address, list)) = self.behind(&look) {
+            return vec![self.tell_exclusions(&address, list)];
+        }
         let Some(address) = forgetful.or_else(|| outdated(&look)) else {
             return if layout.has_roles() { Vec::new() } else { self.watch_balance(look, views) };
         };
@@ -119,7 +122,7 @@ fn taken_elsewhere(look: &Look, list: &Exclusions) -> Vec<Exclusion> {
     let absent =
         desired.members.iter().filter(|member| base.topology.members.iter().all(|one| one.name != member.name));
     let entries = absent.filter_map(|member| {
-        let entry = list.of(&member.name, &member.address).filter(|entry| is_away(entry))?;
+        let entry = list.of(&member.name, &member.address).filter(|entry| entry.by.ends_with(BY_ITSELF))?;
         let held = look.answers.values().find(|one| one.name == member.name)?.committed.as_ref()?;
         let is_member = held.topology.members.iter().any(|one| one.name == member.name);
         (is_member && !held.desired().is_alike(desired)).then(|| entry.clone())

@@ -41,7 +41,7 @@ use self::{
     change::{Joins, TopologyChange},
     failing::Failing,
     propose::{Proposal, Propose},
-    shape::BALANCE_PAUSE,
+    shape::{BALANCE_PAUSE, HeldBack},
     unload::Unloading,
 };
 use super::steward::breaker::Breaker;
@@ -165,13 +165,15 @@ pub struct Steward {
     speed_next: Duration,
     /// Earliest time of the next check for what others lack.
     teach_next: Duration,
-    /// The node to which the previous check for what others lack sent the list of exclusions.
+    /// The node to which the previous check for what others lack sent something that it may be unable to store.
     told: Option<String>,
     /// The members that are back, and since when this list is unchanged.
     back: Option<(Vec<Joins>, Duration)>,
     /// Earliest time to include members that are back, and the pause before the attempt after that.
     return_next: Duration,
     return_pause: Duration,
+    /// Such members, by address, without which the others return because their model files did not match.
+    held_back: BTreeMap<String, HeldBack>,
     /// The member that is about to restart.
     leaving: String,
     /// Earliest time of the next rebalance, and the pause after it.
@@ -205,6 +207,7 @@ impl Steward {
             back: None,
             return_next: Duration::ZERO,
             return_pause: PAUSE_MAX,
+            held_back: BTreeMap::new(),
             leaving: String::new(),
             balance_next: Duration::ZERO,
             balance_pause: BALANCE_PAUSE,
@@ -329,15 +332,8 @@ impl Steward {
 
     /// Requests the standings at all addresses at which a member may be.
     fn ask_all(&mut self, base: Committed, place: usize, own: Standing, purpose: Purpose) -> Vec<StewardAsk> {
-        let mut addresses: Vec<String> = base.topology.members.iter().map(|member| member.address.clone()).collect();
-        if matches!((purpose, place), (Purpose::Return | Purpose::Recall, _) | (Purpose::Teach, 0)) {
-            addresses.extend(base.desired().members.iter().map(|member| member.address.clone()));
-        }
-        addresses.extend(own.heard.iter().map(|(_, address)| address.clone()));
-        addresses.extend(self.settings.known.iter().cloned());
-        addresses.push(self.settings.own.clone());
-        addresses.sort_unstable();
-        addresses.dedup();
+        let has_absent = matches!((purpose, place), (Purpose::Return | Purpose::Recall, _) | (Purpose::Teach, 0));
+        let addresses = self.addresses(&base, &own, has_absent);
         let caller = self.settings.listen.as_ref().map(|listen| (self.settings.name.clone(), listen.clone()));
         let standing = || RecoveryAsk::Standing(caller.clone());
         let (mut asks, mut waiting) = (Vec::new(), BTreeMap::new());
@@ -415,10 +411,17 @@ impl Steward {
             };
             let since = match standing {
                 Some(_) => {
-                    self.lost.remove(&member.name);
+                    // Failures of the time before say little.
+                    if self.lost.remove(&member.name).is_some() {
+                        self.pause = PAUSE;
+                    }
                     now
                 }
-                None => *self.lost.entry(member.name.clone()).or_insert(now),
+                None => {
+                    // What it could not do says nothing about the daemon that starts next.
+                    self.failing.remove(&member.name);
+                    *self.lost.entry(member.name.clone()).or_insert(now)
+                }
             };
             View { standing: standing.cloned(), address, lost: now.saturating_sub(since) }
         });
@@ -463,8 +466,6 @@ impl Steward {
             }
             Decision::Propose { .. } if !settled => Vec::new(),
             Decision::Propose { stay, lost, granted } => {
-                // If the vote fails, the topology is brought up with all of them again for as long as before.
-                self.failing.clear();
                 let change = TopologyChange::On { stay, lost };
                 self.propose(Proposal { base, views, own: place, change, granted, serves: false })
             }

@@ -15,7 +15,7 @@ use super::{
     ANSWER, Doing, Question, Reply, Steward, StewardAsk, View,
     change::{TopologyChange, stays},
     unexpected,
-    view::{BY_ITSELF, exclusions, is_away},
+    view::{BY_ITSELF, CANNOT_LOAD, exclusions, is_away},
 };
 use crate::node::quorum::{Electorate, Proposer, Step, voters};
 
@@ -221,7 +221,12 @@ impl Steward {
                 self.doing = Doing::Propose(propose);
                 Vec::new()
             }
-            (ProposalStage::Content, Reply::Content(Err(fault))) => self.end_vote(&propose.proposal, Err(fault)),
+            (ProposalStage::Content, Reply::Content(Err(fault))) => {
+                let wanted = propose.wanted.as_ref().map(|wanted| propose.proposal.change.joining(wanted));
+                let address = wanted.and_then(|joining| joining.into_iter().nth(voter));
+                address.into_iter().for_each(|address| self.hold_back(address));
+                self.end_vote(&propose.proposal, Err(fault))
+            }
             (ProposalStage::Plan | ProposalStage::Content, _) => self.end_vote(&propose.proposal, Err(unexpected())),
             (ProposalStage::Vote(proposer), reply) => {
                 let step = match reply.of_node() {
@@ -296,7 +301,11 @@ impl Steward {
             TopologyChange::Leave { .. } => self.leave_ended(outcome),
             TopologyChange::Shares(_) => self.balance_ended(outcome),
             _ if proposal.serves => self.speed_ended(outcome),
-            _ => self.ended(outcome),
+            _ => {
+                // After a vote that failed, the topology is brought up with all of them for as long as before.
+                self.failing.clear();
+                self.ended(outcome);
+            }
         }
         Vec::new()
     }
@@ -316,9 +325,14 @@ impl Steward {
         // join.
         match change {
             TopologyChange::On { lost, .. } => {
-                for (member, reason) in lost {
-                    let member = &base.topology.members[member.index()];
-                    if !names.contains(&member.name.as_str()) && list.of(&member.name, &member.address).is_none() {
+                for (index, member) in base.topology.members.iter().enumerate() {
+                    let said = lost.iter().find(|one| one.0.index() == index).map(|one| &one.1);
+                    let failing = self.failing.get(&member.name).map(|failing| &failing.reason);
+                    let Some(reason) = said.or(failing) else { continue };
+                    // A member that an operator cordoned returns by itself, but not if its load fails each time.
+                    let entry = list.of(&member.name, &member.address);
+                    let is_news = entry.is_none_or(|entry| entry.is_cordon && reason.starts_with(CANNOT_LOAD));
+                    if is_news && !names.contains(&member.name.as_str()) {
                         list.say(&member.name, &member.address, Some(reason), &by);
                     }
                 }

@@ -8,6 +8,8 @@ use protocol::recovery::{Committed, Standing};
 use telemetry::NodeState;
 use topology::{Rolling, Topology, rolling::Phase};
 
+use super::view::is_failing;
+
 /// Time for a node to restart and for all members to serve again, without its drain. Shards of gigabytes load from SD
 /// cards.
 const STEP: Duration = Duration::from_secs(300);
@@ -188,8 +190,8 @@ fn is_in(topology: &Topology, node: &str) -> bool {
 /// Whether the topology of a node excludes it now, but expects it to rejoin.
 fn has_left(own: &Standing, answers: &BTreeMap<String, Standing>, node: &str) -> bool {
     let left = group(&topologies(own, answers), node).is_some_and(|held| !is_in(&held.topology, node));
-    // A node that an operator excluded does not rejoin.
-    left && own.exclusions.out().all(|entry| entry.node != node)
+    // A node that an operator excluded does not rejoin. One that cannot load its shard ends the restart.
+    left && own.exclusions.out().all(|entry| entry.node != node || is_failing(entry))
 }
 
 /// Whether all members of all topologies serve; otherwise the first one that does not, and its state.
@@ -280,6 +282,13 @@ mod tests {
             (alone.committed, alone.state) = (Some(reduced), NodeState::Ready);
             answers.get_mut(&all.topology.members[2].address).expect("it answers").committed = None;
             assert_eq!(look(0, &answers), RollingStep::Rest, "{states:?}");
+            // Nor if they left it out because it cannot load its shard; an operator's exclusion is final.
+            let driver = &all.topology.members[0].address;
+            for (by, step) in [("pi4 (by itself)", RollingStep::Rest), ("me@desk", advanced.clone())] {
+                let own = answers.get_mut(driver).expect("it answers");
+                own.exclusions.say("pi3", "pi3:9999", Some("cannot load its shard: read error"), by);
+                assert_eq!(look(0, &answers), step, "{states:?}, by {by}");
+            }
         }
         let mut well = answers([NodeState::Ready, NodeState::Serving]);
         assert_eq!([look(0, &well), look(3, &well)], [RollingStep::Rest, advanced.clone()], "a member drives");

@@ -26,7 +26,25 @@ const BALANCE_PAUSE_MAX: Duration = Duration::from_secs(3600);
 /// Longest pause before another attempt to include the same members.
 const RETURN_PAUSE_MAX: Duration = Duration::from_secs(300);
 
+/// A member that is back, but whose model file did not match.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HeldBack {
+    /// Until then the others return without it.
+    until: Duration,
+    /// The time from its check until then.
+    pause: Duration,
+}
+
 impl Steward {
+    /// A member that is back has another model file: it must not keep others from returning. Its file is compared again
+    /// after a pause, which doubles.
+    pub(super) fn hold_back(&mut self, address: String) {
+        let now = self.now;
+        self.held_back.retain(|_, held| now < held.until + 2 * RETURN_PAUSE_MAX);
+        let pause = self.held_back.get(&address).map_or(PAUSE_MAX, |held| (2 * held.pause).min(RETURN_PAUSE_MAX));
+        self.held_back.insert(address, HeldBack { until: now + pause, pause });
+    }
+
     /// Proposes the desired topology, or the best fit, with the members that are back, while all members serve.
     pub(super) fn watch_return(&mut self, look: Look, views: Vec<View>) -> Vec<StewardAsk> {
         let others: Vec<Member> = {
@@ -42,10 +60,11 @@ impl Steward {
             return Vec::new();
         }
         let list = exclusions(views.iter().chain(&found).filter_map(|view| view.standing.as_ref()));
-        let back: Vec<(&Member, &View)> =
-            others.iter().zip(&found).filter(|(member, view)| is_back(member, view, &list)).collect();
+        let back = others.iter().zip(&found);
+        let back = back.filter(|(_, view)| self.held_back.get(&view.address).is_none_or(|held| self.now >= held.until));
+        let back = back.filter(|(member, view)| is_back(member, view, &list));
         // A member that left for its restart is idle until it gets the order to restart.
-        let back = back.into_iter().filter(|(_, view)| {
+        let back = back.filter(|(_, view)| {
             view.standing
                 .as_ref()
                 .is_none_or(|one| !views.iter().any(|view| view.is_about_to_restart(&one.name, one.instance)))

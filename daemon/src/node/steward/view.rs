@@ -62,10 +62,27 @@ pub(super) const NO_MODEL: &str = "has no usable model file";
 /// an operator includes the member: another attempt would end the topology that serves.
 pub(super) const CANNOT_LOAD: &str = "cannot load its shard";
 
+/// Prefix of the reason with which nodes exclude a straggler. They try it again later.
+pub(super) const SLOW: &str = "delayed its peers";
+
+/// Whether nodes have excluded a member because it could not load its shard.
+pub(super) fn is_failing(entry: &Exclusion) -> bool {
+    has_reason(entry, &[NO_MODEL, CANNOT_LOAD])
+}
+
+/// Whether nodes have excluded a straggler.
+pub(super) fn is_straggler(entry: &Exclusion) -> bool {
+    has_reason(entry, &[SLOW])
+}
+
 /// Whether nodes have excluded a member for a reason that ends by itself.
 pub(super) fn is_away(entry: &Exclusion) -> bool {
+    has_reason(entry, &[AWAY, NO_MODEL])
+}
+
+fn has_reason(entry: &Exclusion, prefixes: &[&str]) -> bool {
     let reason = entry.reason.as_ref().filter(|_| entry.by.ends_with(BY_ITSELF));
-    reason.is_some_and(|reason| [AWAY, NO_MODEL].iter().any(|prefix| reason.starts_with(prefix)))
+    reason.is_some_and(|reason| prefixes.iter().any(|prefix| reason.starts_with(prefix)))
 }
 
 /// The exclusions that the lists of these nodes give together.

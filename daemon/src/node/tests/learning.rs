@@ -1,8 +1,13 @@
 //! What a node learns of topologies that others have decided.
+use std::time::Duration;
+
 use common::{fault::FaultKind, ids::Epoch};
-use protocol::recovery::{Ballot, Committed, RecoveryAsk, Vote};
+use protocol::{
+    message::RequestBody,
+    recovery::{Ballot, Committed, RecoveryAsk, Vote},
+};
 use telemetry::NodeState;
-use topology::Topology;
+use topology::{Exclusions, Layout, Topology};
 
 use crate::node::{
     effect::{DiskEffect, Effect, EngineEffect},
@@ -10,7 +15,9 @@ use crate::node::{
     tests::{
         OTHER, failure,
         recovery::{again, base, of, recover},
-        running, topology,
+        running,
+        steward::{self, bodies, tell, view},
+        topology,
     },
 };
 
@@ -91,5 +98,31 @@ fn witness_stores_the_votes_of_each_group_and_follows_none() {
         assert!(matches!(&records[..], [Record::Witnessed(groups)] if groups.len() == count), "{records:?}");
         assert!(format!("{then:?}").contains("Promised"), "{then:?}");
         assert_eq!((node.known_epoch(), node.committed()), (Epoch(0), None));
+    }
+}
+
+#[test]
+fn absent_member_that_an_operator_gave_another_model_is_no_longer_excluded() {
+    let mut held = steward::base(2);
+    let mut other = Committed::new(held.epoch.next(), held.topology.clone());
+    held.desired = Some(Box::new(held.topology.clone()));
+    let member = held.topology.members.pop().expect("there are two");
+    held.topology.layout = Layout::tensor_parallel(1);
+    (other.topology.members, other.topology.layout) = (vec![member.clone()], Layout::tensor_parallel(1));
+    for (by, is_included) in [("pi1 (by itself)", true), ("me@desk", false)] {
+        let mut list = Exclusions::default();
+        list.say(&member.name, &member.address, Some("did not answer for 8 s"), by);
+        let mut all = [view(&held, 0, NodeState::Ready), view(&other, 0, NodeState::Ready)];
+        all[0].standing.as_mut().expect("it answers").exclusions = list;
+        let own = all[0].standing.clone().expect("it answers");
+        let mut serving = steward::steward(&held, 0);
+        let now = Duration::from_secs(5);
+        let asks = serving.look(now, own);
+        let next = tell(&mut serving, now, &asks, &all);
+        let told = bodies(&next).into_iter().find_map(|body| match body {
+            RequestBody::Exclude(list) => Some(list.of(&member.name, &member.address).is_none()),
+            _ => None,
+        });
+        assert_eq!(told, Some(is_included), "{by}: {next:?}");
     }
 }

@@ -213,6 +213,42 @@ fn member_without_the_model_ends_its_return_before_a_vote() {
 }
 
 #[test]
+fn member_without_the_model_does_not_keep_another_from_returning() {
+    let (mut first, mut held, mut all) = degraded();
+    held.topology.members.pop();
+    held.topology.layout = "tp2".parse().expect("a layout");
+    for view in &mut all {
+        let standing = view.standing.as_mut().expect("it answers");
+        standing.committed = standing.committed.is_some().then(|| held.clone());
+    }
+    let idle = all[2].standing.as_mut().expect("it answers");
+    (idle.state, idle.committed) = (NodeState::Idle, None);
+    let plan = planned(&mut first, &all);
+    let now = Duration::from_secs(13);
+    let asks = first.hear(now, plan, Reply::Plan(Ok(held.desired().clone())));
+    let addresses: Vec<&str> = asks
+        .iter()
+        .map(|ask| match ask {
+            StewardAsk::Content { address, .. } => address.as_str(),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(addresses, [&held.desired().members[2].address, &held.desired().members[3].address]);
+    let StewardAsk::Content { question, .. } = &asks[1] else { panic!("{asks:?}") };
+    let missing = Fault::new("pi4", FaultKind::ModelMissing { model: "m.gguf".into(), folders: "/models".into() });
+    assert_eq!(first.hear(now, *question, Reply::Content(Err(missing))), []);
+    let own = all[0].standing.clone().expect("it answers");
+    let stays = (14..=18).find_map(|second| {
+        let asks = first.look(Duration::from_secs(second), own.clone());
+        match tell(&mut first, Duration::from_secs(second), &asks, &all).as_slice() {
+            [StewardAsk::Plan { stay, .. }] => Some(stay.iter().map(|one| one.member.0).collect::<Vec<_>>()),
+            _ => None,
+        }
+    });
+    assert_eq!(stays, Some(vec![0, 1, 2]), "pi3 returns without pi4");
+}
+
+#[test]
 fn plan_that_leaves_out_the_returned_member_changes_nothing() {
     let (mut first, held, all) = degraded();
     let plan = planned(&mut first, &all);

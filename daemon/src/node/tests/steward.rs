@@ -305,8 +305,13 @@ fn wiped_node_recalls_the_topology_of_a_majority() {
 
 #[test]
 fn lone_member_of_a_replica_gets_back_its_lost_topology() {
+    let layouts = [Layout::alike(2, 1, 1), "prefill:tp1+decode:tp1".parse().expect("it is a layout")];
+    layouts.into_iter().for_each(check_that_a_lone_member_gets_its_topology_back);
+}
+
+fn check_that_a_lone_member_gets_its_topology_back(layout: Layout) {
     let mut base = base(2);
-    base.topology.layout = Layout::alike(2, 1, 1);
+    base.topology.layout = layout;
     let now = Duration::from_secs(5);
     let mut all = [view(&base, 0, NodeState::Ready), view(&base, 1, NodeState::Idle)];
     let wiped = all[1].standing.as_mut().expect("it answers");
@@ -430,32 +435,6 @@ fn absent_member_gets_the_list_that_excludes_it_and_a_full_disk_does_not_stop_ot
         let next = tell(&mut serving, now, &asks, &all);
         let told = RequestBody::Exclude(list.clone());
         assert_eq!(bodies(&next).contains(&&told), is_told, "after {second} s: {next:?}");
-    }
-}
-
-#[test]
-fn absent_member_that_an_operator_gave_another_model_is_no_longer_excluded() {
-    let mut held = base(2);
-    let mut other = Committed::new(held.epoch.next(), held.topology.clone());
-    held.desired = Some(Box::new(held.topology.clone()));
-    let member = held.topology.members.pop().expect("there are two");
-    held.topology.layout = Layout::tensor_parallel(1);
-    (other.topology.members, other.topology.layout) = (vec![member.clone()], Layout::tensor_parallel(1));
-    for (by, is_included) in [("pi1 (by itself)", true), ("me@desk", false)] {
-        let mut list = Exclusions::default();
-        list.say(&member.name, &member.address, Some("did not answer for 8 s"), by);
-        let mut all = [view(&held, 0, NodeState::Ready), view(&other, 0, NodeState::Ready)];
-        all[0].standing.as_mut().expect("it answers").exclusions = list;
-        let own = all[0].standing.clone().expect("it answers");
-        let mut serving = steward(&held, 0);
-        let now = Duration::from_secs(5);
-        let asks = serving.look(now, own);
-        let next = tell(&mut serving, now, &asks, &all);
-        let told = bodies(&next).into_iter().find_map(|body| match body {
-            RequestBody::Exclude(list) => Some(list.of(&member.name, &member.address).is_none()),
-            _ => None,
-        });
-        assert_eq!(told, Some(is_included), "{by}: {next:?}");
     }
 }
 

@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use assignment::identify::identify;
 use common::fault::{Fault, FaultKind};
 use planner::replan::{Stays, replan};
 use protocol::{
@@ -142,11 +143,9 @@ impl StewardDriver {
             }
             StewardAsk::Plan { question, desired, stay } => {
                 let models = self.current.borrow().models.clone();
+                let sessions = stay.iter().filter_map(|one| peers.known(&one.address)).collect();
                 asked.spawn(async move {
-                    let planned = spawn_blocking(move || plan(&models, &desired, &stay)).await;
-                    let planned = planned.unwrap_or_else(|error| {
-                        Err(FaultKind::Internal { reason: format!("the planner panicked: {error}") })
-                    });
+                    let planned = plan(models, sessions, desired, stay).await;
                     Answered { question, reply: Reply::Plan(planned), session: None }
                 });
             }
@@ -172,9 +171,37 @@ async fn answer(session: &Session, body: RequestBody, within: Duration) -> Resul
     }
 }
 
-/// Fits the desired topology to the available members, with the sizes in the model's file.
-fn plan(models: &[PathBuf], desired: &Topology, stay: &[Stays]) -> Result<Topology, FaultKind> {
-    let ModelFile { file, spec, .. } = opening::open(models, &desired.model)?;
-    let sizes = ModelSizes::of_file(&file, &spec);
-    replan(desired, stay, &sizes).map_err(|reason| FaultKind::TopologyInvalid { reason })
+/// Fits the desired topology to the available members, with the sizes in the model's file. A node that cannot read its own
+/// file, because of which it may be left out, asks the others for theirs.
+async fn plan(
+    models: Vec<PathBuf>,
+    sessions: Vec<Arc<Session>>,
+    desired: Topology,
+    stay: Vec<Stays>,
+) -> Result<Topology, FaultKind> {
+    let panicked = |error| FaultKind::Internal { reason: format!("the planner panicked: {error}") };
+    let model = desired.model.clone();
+    let own = spawn_blocking(move || {
+        let ModelFile { file, spec, .. } = opening::open(&models, &model)?;
+        Ok::<_, FaultKind>(ModelSizes::of_file(&file, &spec))
+    });
+    let sizes = match own.await.map_err(panicked)? {
+        Ok(sizes) => sizes,
+        Err(fault) => sizes_of_others(&sessions, &desired).await.ok_or(fault)?,
+    };
+    let planned = spawn_blocking(move || replan(&desired, &stay, &sizes)).await.map_err(panicked)?;
+    planned.map_err(|reason| FaultKind::TopologyInvalid { reason })
+}
+
+/// The sizes of the model that one of the others has.
+async fn sizes_of_others(sessions: &[Arc<Session>], desired: &Topology) -> Option<ModelSizes> {
+    for session in sessions {
+        if let Ok(card) = identify(session, &desired.model).await
+            && card.identity == desired.identity
+            && let Ok(sizes) = card.sizes()
+        {
+            return Some(sizes);
+        }
+    }
+    None
 }
