@@ -179,7 +179,7 @@ fn member_that_cannot_load_its_shard_is_left_out_until_it_is_included() {
     serves(&cluster, &[0, 2], 2);
     let status = cluster.status(0);
     let reason = status["exclusions"][0]["reason"].as_str().unwrap_or_default().to_owned();
-    assert!(reason.starts_with("cannot load its shard: not enough memory"), "{status}");
+    assert!(reason.starts_with("cannot load its shard (repair, then include it): not enough memory"), "{status}");
     assert_eq!((state(&cluster, 1).0.as_str(), &status["desired"]), ("idle", &json!("tp3")), "{status}");
     kill(&mut cluster, 1);
     cluster.set_settings(&settings);

@@ -1,4 +1,4 @@
-//! Other saved clusters with the key that a rotation replaces. Whether they are meant as well, only the operator knows.
+//! Other saved clusters with the key that a rotation replaces. The operator decides whether it is meant for them, too.
 use std::{fs, path::Path};
 
 use protocol::noise::keyring;

@@ -9,7 +9,7 @@ use protocol::{
 };
 use topology::Topology;
 
-use super::{Steward, unexpected};
+use super::Steward;
 
 /// Names a question of one steward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -86,4 +86,9 @@ impl Reply {
             Self::Content(_) | Self::Plan(_) => Err(unexpected()),
         }
     }
+}
+
+/// A node's answer does not match the question.
+pub(super) fn unexpected() -> Fault {
+    Fault::new("steward", FaultKind::Malformed { reason: "an unexpected answer".into() })
 }

@@ -13,7 +13,7 @@ use protocol::{
 };
 
 use super::{
-    ANSWER, Doing, Question, Reply, Steward, StewardAsk, View, learn::still_excludes, unexpected, view::exclusions,
+    ANSWER, Doing, Question, Reply, Steward, StewardAsk, View, ask::unexpected, learn::still_excludes, view::exclusions,
 };
 
 /// Longest pause between two attempts to bring a topology back.

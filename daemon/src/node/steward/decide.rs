@@ -192,7 +192,7 @@ struct Grant {
     witness: Option<bool>,
     /// An operator answers for the members that are away.
     taken_over: bool,
-    /// Only this node knows which member fails, so it proposes, even a topology without itself.
+    /// Only this node has seen which member fails, so it proposes, even a topology without itself.
     knows: bool,
 }
 

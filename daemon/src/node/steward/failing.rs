@@ -14,12 +14,14 @@ use super::{
     view::{CANNOT_LOAD, NO_MODEL, exclusions, is_failing},
 };
 
+/// The next step, in the reason of an exclusion that only an operator ends.
+const REPAIR: &str = "repair, then include it";
 /// Failures in a row until a member counts as failing: one may be the effect of a restart.
 const FAILURES_MIN: u32 = 3;
 /// Most bytes of the fault in the reason of an exclusion, which is at most 200 bytes long.
-const CAUSE_LENGTH: usize = 150;
+const CAUSE_LENGTH: usize = 130;
 
-/// What one member has failed to do in attempts to bring a topology up.
+/// The failures of one member in attempts to bring a topology up.
 #[derive(Debug)]
 pub(super) struct Failing {
     /// The topology.
@@ -28,7 +30,16 @@ pub(super) struct Failing {
     latest: Duration,
     failures: u32,
     /// Why the member is to be excluded.
-    pub(super) reason: String,
+    reason: String,
+}
+
+/// The member that a vote leaves out because it fails. It is remembered until the topology is another one: an interrupted
+/// vote is finished by another.
+#[derive(Debug)]
+pub(super) struct LeftOut {
+    base: (Epoch, TopologyHash),
+    name: String,
+    reason: String,
 }
 
 impl Steward {
@@ -46,12 +57,15 @@ impl Steward {
                 | FaultKind::ExpertsFitOnDisk { .. }
                 | FaultKind::Internal { .. }
         );
+        // A disk that answers no read.
+        let is_own = is_own || (!compares && matches!(kind, FaultKind::Timeout { .. }));
         if !is_own {
             return;
         }
         let cause: String = kind.to_string().chars().filter(|one| !one.is_control()).collect();
         let cause = &cause[..cause.floor_char_boundary(CAUSE_LENGTH)];
-        let reason = format!("{}: {cause}", if compares { NO_MODEL } else { CANNOT_LOAD });
+        let reason =
+            if compares { format!("{NO_MODEL}: {cause}") } else { format!("{CANNOT_LOAD} ({REPAIR}): {cause}") };
         let before = self.failing.remove(name).filter(|before| before.base == base.name());
         let (since, failures) = before.map_or((self.now, 0), |before| (before.since, before.failures));
         let failures = failures.saturating_add(1);
@@ -64,10 +78,26 @@ impl Steward {
         if self.failing.remove(name).is_some() {
             self.pause = PAUSE;
         }
+        self.left_out.take_if(|out| out.name == name);
+    }
+
+    /// Remembers the member that a vote is to leave out because it fails.
+    pub(super) fn leave_out(&mut self, base: &Committed, lost: &[(MemberIndex, String)]) {
+        let failing = self.failing(base).map(|one| one.member);
+        if let Some((member, reason)) = lost.iter().find(|one| Some(one.0) == failing) {
+            let name = base.topology.members[member.index()].name.clone();
+            self.left_out = Some(LeftOut { base: base.name(), name, reason: reason.clone() });
+        }
+    }
+
+    /// Why the next topology has no place for a member, if it fails.
+    pub(super) fn why_left_out(&self, base: &Committed, name: &str) -> Option<&str> {
+        let out = self.left_out.as_ref().filter(|out| out.base == base.name() && out.name == name)?;
+        Some(&out.reason)
     }
 
     /// The decision to leave out a member that fails. Without one, or if the others cannot serve without it, the attempts
-    /// with all members go on.
+    /// with all members continue.
     pub(super) fn without_failing(
         &self,
         own: MemberIndex,
@@ -75,9 +105,10 @@ impl Steward {
         views: &[View],
         rules: Rules<'_>,
     ) -> Option<Decision> {
-        // What a second member cannot load either is not the fault of one machine.
+        // If a second member cannot load it either, the cause may be the model or the release.
         let list = exclusions(views.iter().filter_map(|view| view.standing.as_ref()));
-        if list.out().any(is_failing) {
+        let members = &base.desired().members;
+        if list.out().any(|entry| is_failing(entry) && members.iter().any(|member| member.name == entry.node)) {
             return None;
         }
         let failing = self.failing(base)?;

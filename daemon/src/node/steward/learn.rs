@@ -45,10 +45,11 @@ impl Steward {
         let is_head = layout.place(MemberIndex(look.place as u16)).is_head();
         let forgetful = forgetful.filter(|_| is_head).map(|view| view.address.clone());
         // Every other time only: its disk may be full.
-        let forgetful = forgetful.filter(|address| self.told.as_ref() != Some(address));
-        if forgetful.is_some() {
-            self.told.clone_from(&forgetful);
-        } else if let Some((address, list)) = self.behind(&look) {
+        let forgetful = forgetful.filter(|address| self.taught.as_ref() != Some(address));
+        self.taught.clone_from(&forgetful);
+        if forgetful.is_none()
+            && let Some((address, list)) = self.behind(&look)
+        {
             return vec![self.tell_exclusions(&address, list)];
         }
         let Some(address) = forgetful.or_else(|| outdated(&look)) else {

@@ -18,10 +18,7 @@ mod view;
 
 use std::{collections::BTreeMap, time::Duration};
 
-use common::{
-    fault::{Fault, FaultKind},
-    ids::MemberIndex,
-};
+use common::{fault::Fault, ids::MemberIndex};
 use protocol::{
     message::{RequestBody, ResponseBody},
     recovery::{Committed, RecoveryAnswer, RecoveryAsk, Standing},
@@ -39,7 +36,7 @@ pub use self::{
 use self::{
     bring::Bring,
     change::{Joins, TopologyChange},
-    failing::Failing,
+    failing::{Failing, LeftOut},
     propose::{Proposal, Propose},
     shape::{BALANCE_PAUSE, HeldBack},
     unload::Unloading,
@@ -146,6 +143,7 @@ pub struct Steward {
     lost: BTreeMap<String, Duration>,
     /// For each member that could not load its shard, since when.
     failing: BTreeMap<String, Failing>,
+    left_out: Option<LeftOut>,
     /// The latest decision, and since when it has been the same.
     decided: Option<(Decision, Duration)>,
     /// The last message about a topology that does not run.
@@ -165,7 +163,8 @@ pub struct Steward {
     speed_next: Duration,
     /// Earliest time of the next check for what others lack.
     teach_next: Duration,
-    /// The node to which the previous check for what others lack sent something that it may be unable to store.
+    /// The nodes to which the previous checks for what others lack sent a topology, and the list of exclusions.
+    taught: Option<String>,
     told: Option<String>,
     /// The members that are back, and since when this list is unchanged.
     back: Option<(Vec<Joins>, Duration)>,
@@ -192,6 +191,7 @@ impl Steward {
             doing: Doing::Nothing,
             lost: BTreeMap::new(),
             failing: BTreeMap::new(),
+            left_out: None,
             decided: None,
             said: String::new(),
             next: Duration::ZERO,
@@ -203,6 +203,7 @@ impl Steward {
             latest: Purpose::Return,
             speed_next: Duration::ZERO,
             teach_next: Duration::ZERO,
+            taught: None,
             told: None,
             back: None,
             return_next: Duration::ZERO,
@@ -411,14 +412,14 @@ impl Steward {
             };
             let since = match standing {
                 Some(_) => {
-                    // Failures of the time before say little.
+                    // Earlier failures mean little now.
                     if self.lost.remove(&member.name).is_some() {
                         self.pause = PAUSE;
                     }
                     now
                 }
                 None => {
-                    // What it could not do says nothing about the daemon that starts next.
+                    // The daemon that starts next may be able to load.
                     self.failing.remove(&member.name);
                     *self.lost.entry(member.name.clone()).or_insert(now)
                 }
@@ -466,6 +467,7 @@ impl Steward {
             }
             Decision::Propose { .. } if !settled => Vec::new(),
             Decision::Propose { stay, lost, granted } => {
+                self.leave_out(&base, &lost);
                 let change = TopologyChange::On { stay, lost };
                 self.propose(Proposal { base, views, own: place, change, granted, serves: false })
             }
@@ -491,9 +493,4 @@ impl Steward {
             self.said = text.into();
         }
     }
-}
-
-/// A node's answer does not match the question.
-fn unexpected() -> Fault {
-    Fault::new("steward", FaultKind::Malformed { reason: "an unexpected answer".into() })
 }

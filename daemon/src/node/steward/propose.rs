@@ -13,8 +13,8 @@ use topology::{Member, Topology};
 
 use super::{
     ANSWER, Doing, Question, Reply, Steward, StewardAsk, View,
+    ask::unexpected,
     change::{TopologyChange, stays},
-    unexpected,
     view::{BY_ITSELF, CANNOT_LOAD, exclusions, is_away},
 };
 use crate::node::quorum::{Electorate, Proposer, Step, voters};
@@ -326,9 +326,8 @@ impl Steward {
         match change {
             TopologyChange::On { lost, .. } => {
                 for (index, member) in base.topology.members.iter().enumerate() {
-                    let said = lost.iter().find(|one| one.0.index() == index).map(|one| &one.1);
-                    let failing = self.failing.get(&member.name).map(|failing| &failing.reason);
-                    let Some(reason) = said.or(failing) else { continue };
+                    let said = lost.iter().find(|one| one.0.index() == index).map(|one| one.1.as_str());
+                    let Some(reason) = said.or_else(|| self.why_left_out(base, &member.name)) else { continue };
                     // A member that an operator cordoned returns by itself, but not if its load fails each time.
                     let entry = list.of(&member.name, &member.address);
                     let is_news = entry.is_none_or(|entry| entry.is_cordon && reason.starts_with(CANNOT_LOAD));

@@ -276,11 +276,11 @@ impl World {
         let serves = |topology: &Topology, wanted: &Member| topology.members.iter().any(|one| one.name == wanted.name);
         held().filter(|reduced| reduced.desired.is_some()).any(|reduced| {
             let own = &reduced.topology;
-            let mut absent = reduced.desired().members.iter().filter(|member| !serves(own, member));
-            absent.any(|member| {
-                held()
-                    .map(|other| &other.topology)
-                    .any(|other| serves(other, member) && own.members.iter().all(|staying| !serves(other, staying)))
+            let mut others = held().filter(|other| !other.desired().is_alike(reduced.desired()));
+            others.any(|other| {
+                let mut absent = reduced.desired().members.iter().filter(|member| !serves(own, member));
+                let is_apart = own.members.iter().all(|staying| !serves(&other.topology, staying));
+                is_apart && absent.any(|member| serves(&other.topology, member))
             })
         })
     }

@@ -11,7 +11,10 @@ use std::{
 };
 
 use assignment::identify::identify;
-use common::fault::{Fault, FaultKind};
+use common::{
+    fault::{Fault, FaultKind},
+    ids::ModelIdentity,
+};
 use planner::replan::{Stays, replan};
 use protocol::{
     handshake::Identity,
@@ -21,7 +24,7 @@ use protocol::{
 use tokio::{
     sync::watch::Receiver,
     task::{JoinSet, spawn_blocking},
-    time::sleep,
+    time::{sleep, timeout},
 };
 use topology::{Topology, sizes::ModelSizes};
 
@@ -31,6 +34,9 @@ use crate::{
     config::Config,
     node::steward::{self, Question, Reply, StewardAsk, StewardSettings, rolling::Restarting},
 };
+
+/// Longest time to read the header of this node's own model file.
+const OWN_FILE: Duration = Duration::from_secs(20);
 
 /// Driver of the steward's state machine.
 #[derive(Clone, Debug)]
@@ -180,12 +186,20 @@ async fn plan(
     stay: Vec<Stays>,
 ) -> Result<Topology, FaultKind> {
     let panicked = |error| FaultKind::Internal { reason: format!("the planner panicked: {error}") };
-    let model = desired.model.clone();
+    let (model, expected) = (desired.model.clone(), desired.identity);
     let own = spawn_blocking(move || {
         let ModelFile { file, spec, .. } = opening::open(&models, &model)?;
-        Ok::<_, FaultKind>(ModelSizes::of_file(&file, &spec))
+        let actual = ModelIdentity(file.identity());
+        if actual != expected {
+            return Err(FaultKind::ModelDiffers { model, expected, actual });
+        }
+        Ok(ModelSizes::of_file(&file, &spec))
     });
-    let sizes = match own.await.map_err(panicked)? {
+    let own = match timeout(OWN_FILE, own).await {
+        Ok(own) => own.map_err(panicked)?,
+        Err(_) => Err(FaultKind::Timeout { what: "its model file".into(), seconds: OWN_FILE.as_secs() as u32 }),
+    };
+    let sizes = match own {
         Ok(sizes) => sizes,
         Err(fault) => sizes_of_others(&sessions, &desired).await.ok_or(fault)?,
     };
