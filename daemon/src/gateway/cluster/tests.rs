@@ -36,6 +36,14 @@ fn learn(groups: &mut Groups, topology: &Topology, epoch: u64, state: NodeState,
     }
 }
 
+/// What pi1 has learned of a cluster, at first nothing.
+fn cluster(own: &str, peers: &[&str]) -> Cluster {
+    let identity =
+        Identity { name: "pi1".into(), build: "b".into(), numeric: 1, machine: String::new(), cores: vec![] };
+    let peers = peers.iter().map(|peer| (*peer).to_owned()).collect();
+    Cluster::new(own.into(), peers, identity, Duration::from_secs(2))
+}
+
 fn names(groups: &Groups) -> Vec<(String, usize)> {
     groups.by_model().iter().map(|of| (of[0].topology.model.clone(), of.len())).collect()
 }
@@ -127,9 +135,7 @@ fn restarted_node_names_the_topology_that_is_to_come_back() {
 
 #[test]
 fn model_is_found_by_name_and_a_serving_one_first() {
-    let identity =
-        Identity { name: "pi1".into(), build: "b".into(), numeric: 1, machine: String::new(), cores: vec![] };
-    let cluster = Cluster::new("a:1".into(), Vec::new(), identity, Duration::from_secs(2));
+    let cluster = cluster("a:1", &[]);
     assert!(cluster.find(None).is_none());
     let take = |topology: &Topology, epoch| {
         for member in 0..topology.members.len() {
@@ -152,9 +158,7 @@ fn model_is_found_by_name_and_a_serving_one_first() {
 
 #[test]
 fn head_that_refuses_requests_for_an_excluded_member_gets_none() {
-    let identity =
-        Identity { name: "pi1".into(), build: "b".into(), numeric: 1, machine: String::new(), cores: vec![] };
-    let cluster = Cluster::new("a:1".into(), Vec::new(), identity, Duration::from_secs(2));
+    let cluster = cluster("a:1", &[]);
     let served = on(&[0, 1], 0);
     for (reason, is_serving) in [(None, true), (Some("hot"), false)] {
         let mut head = report(&served, 0, 5, NodeState::Ready);
@@ -168,9 +172,7 @@ fn head_that_refuses_requests_for_an_excluded_member_gets_none() {
 
 #[test]
 fn every_node_is_listed_once_and_a_lost_one_keeps_its_report() {
-    let identity =
-        Identity { name: "pi1".into(), build: "b".into(), numeric: 1, machine: String::new(), cores: vec![] };
-    let cluster = Cluster::new("own:1".into(), vec!["peer:1".into()], identity, Duration::from_secs(2));
+    let cluster = cluster("own:1", &["peer:1"]);
     let one = on(&[0, 1], 0);
     let numbered = |member: usize| NodeReport { instance: member as u64, ..report(&one, member, 5, NodeState::Ready) };
     let (head, other) = (&one.members[0], &one.members[1]);

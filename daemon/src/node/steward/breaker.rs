@@ -7,7 +7,7 @@ use protocol::recovery::{Committed, Standing};
 use telemetry::NodeState;
 use topology::Topology;
 
-use super::view::{SLOW, is_straggler};
+use super::reasons::{SLOW, is_straggler};
 use crate::node::steward::View;
 
 /// Longest time until a straggler is tried again; the time doubles whenever the node is slow again.

@@ -10,7 +10,7 @@ use protocol::recovery::Committed;
 use telemetry::NodeState;
 use topology::Role;
 
-use super::view::{AWAY, exclusions};
+use super::{reasons::AWAY, view::exclusions};
 use crate::node::quorum::{majority, voters};
 use crate::node::steward::view::View;
 
@@ -113,13 +113,7 @@ pub fn decide(own: MemberIndex, base: &Committed, views: &[View], rules: &Rules<
         .iter()
         .any(|view| view.standing.as_ref().is_some_and(|one| one.committed.is_none() && one.epoch > base.epoch));
     if was_voted_out && !(0..views.len()).any(|index| missing(&index)) {
-        return propose(
-            own,
-            base,
-            views,
-            Grant { witness: rules.witness, taken_over, knows: rules.failing.is_some() },
-            &reason,
-        );
+        return propose(own, base, views, rules, taken_over, &reason);
     }
     if !unit.clone().any(|index| missing(&index)) && !is_accepted {
         return bring(own, base, views, unit);
@@ -142,7 +136,7 @@ pub fn decide(own: MemberIndex, base: &Committed, views: &[View], rules: &Rules<
                 .into(),
         );
     }
-    propose(own, base, views, Grant { witness: rules.witness, taken_over, knows: rules.failing.is_some() }, &reason)
+    propose(own, base, views, rules, taken_over, &reason)
 }
 
 fn bring(own: MemberIndex, base: &Committed, views: &[View], unit: std::ops::Range<usize>) -> Decision {
@@ -185,22 +179,14 @@ fn bring(own: MemberIndex, base: &Committed, views: &[View], unit: std::ops::Ran
     Decision::Bring(unit.map(member).collect())
 }
 
-/// Votes besides those of the members that answer.
-#[derive(Clone, Copy)]
-struct Grant {
-    /// Whether the witness answers, if there is one.
-    witness: Option<bool>,
-    /// An operator answers for the members that are away.
-    taken_over: bool,
-    /// Only this node has seen which member fails, so it proposes, even a topology without itself.
-    knows: bool,
-}
-
+/// Proposes a topology of the members without a reason to leave them out. With `taken_over`, an operator answers for those
+/// that are away.
 fn propose(
     own: MemberIndex,
     base: &Committed,
     views: &[View],
-    grant: Grant,
+    rules: &Rules<'_>,
+    taken_over: bool,
     reason: &dyn Fn(usize) -> Option<String>,
 ) -> Decision {
     let lost: Vec<(MemberIndex, String)> =
@@ -210,9 +196,9 @@ fn propose(
         .filter(|member| !lost.iter().any(|(gone, _)| gone == member))
         .collect();
     let answers = views.iter().filter(|view| view.standing.is_some()).count();
-    let voters = voters(views.len(), grant.witness.is_some());
-    let votes = answers + usize::from(voters > views.len() && grant.witness == Some(true));
-    let granted = if grant.taken_over { voters - votes } else { 0 };
+    let voters = voters(views.len(), rules.witness.is_some());
+    let votes = answers + usize::from(voters > views.len() && rules.witness == Some(true));
+    let granted = if taken_over { voters - votes } else { 0 };
     if votes + granted < majority(voters) {
         let help = "if you are sure that the others do not serve, run `console topology take-over`";
         return Decision::Wait(format!("sees {votes} of {voters} votes, no majority: {help}"));
@@ -222,7 +208,8 @@ fn propose(
         view.is_free() && view.standing.as_ref().is_some_and(|one| one.committed.as_ref() == Some(base))
     });
     match leader {
-        Some(leader) if *leader == own || grant.knows => Decision::Propose { stay, lost, granted },
+        // Only this node has seen which member fails: it proposes, even a topology without itself.
+        Some(leader) if *leader == own || rules.failing.is_some() => Decision::Propose { stay, lost, granted },
         Some(leader) => Decision::Wait(format!("{} takes over", base.topology.members[leader.index()].name)),
         None => Decision::Rest,
     }

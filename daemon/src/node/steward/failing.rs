@@ -11,7 +11,8 @@ use protocol::recovery::Committed;
 use super::{
     Decision, PAUSE, Rules, Steward, View,
     decide::{FailingMember, decide},
-    view::{CANNOT_LOAD, NO_MODEL, exclusions, is_failing},
+    reasons::{CANNOT_LOAD, NO_MODEL, is_failing},
+    view::exclusions,
 };
 
 /// The next step, in the reason of an exclusion that only an operator ends.
@@ -46,19 +47,19 @@ impl Steward {
     /// A member could not compare its model file (`compares`) or load its shard.
     pub(super) fn member_failed(&mut self, base: &Committed, name: &str, kind: &FaultKind, compares: bool) {
         // The others are about commands that cross each other, and about members that are lost.
-        let is_own = matches!(
-            kind,
+        let is_own = match kind {
             FaultKind::ModelMissing { .. }
-                | FaultKind::ModelInvalid { .. }
-                | FaultKind::ModelDiffers { .. }
-                | FaultKind::ContentDiffers { .. }
-                | FaultKind::StoreFailed { .. }
-                | FaultKind::MemoryShort { .. }
-                | FaultKind::ExpertsFitOnDisk { .. }
-                | FaultKind::Internal { .. }
-        );
-        // A disk that answers no read.
-        let is_own = is_own || (!compares && matches!(kind, FaultKind::Timeout { .. }));
+            | FaultKind::ModelInvalid { .. }
+            | FaultKind::ModelDiffers { .. }
+            | FaultKind::ContentDiffers { .. }
+            | FaultKind::StoreFailed { .. }
+            | FaultKind::MemoryShort { .. }
+            | FaultKind::ExpertsFitOnDisk { .. }
+            | FaultKind::Internal { .. } => true,
+            // A disk that answers no read.
+            FaultKind::Timeout { .. } => !compares,
+            _ => false,
+        };
         if !is_own {
             return;
         }

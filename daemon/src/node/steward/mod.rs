@@ -10,6 +10,7 @@ mod decide;
 mod failing;
 mod learn;
 mod propose;
+mod reasons;
 pub mod rolling;
 mod shape;
 mod speed;
@@ -43,7 +44,7 @@ use self::{
 };
 use super::steward::breaker::Breaker;
 use crate::config::Recovery;
-pub use crate::node::steward::view::{BY_ITSELF, View};
+pub use crate::node::steward::{reasons::BY_ITSELF, view::View};
 
 /// Interval at which this node is checked, and the other members while something is wrong.
 const LOOK: Duration = Duration::from_millis(250);

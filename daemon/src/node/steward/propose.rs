@@ -15,7 +15,8 @@ use super::{
     ANSWER, Doing, Question, Reply, Steward, StewardAsk, View,
     ask::unexpected,
     change::{TopologyChange, stays},
-    view::{BY_ITSELF, CANNOT_LOAD, exclusions, is_away},
+    reasons::{BY_ITSELF, CANNOT_LOAD, ends_by_itself},
+    view::exclusions,
 };
 use crate::node::quorum::{Electorate, Proposer, Step, voters};
 
@@ -351,7 +352,7 @@ impl Steward {
         }
         // A member of the next topology is not away any more. An operator's entry has precedence.
         for member in &next.topology.members {
-            if list.of(&member.name, &member.address).is_some_and(is_away) {
+            if list.of(&member.name, &member.address).is_some_and(ends_by_itself) {
                 list.say(&member.name, &member.address, None, &by);
             }
         }

@@ -8,7 +8,7 @@ use protocol::recovery::{Committed, Standing};
 use telemetry::NodeState;
 use topology::{Rolling, Topology, rolling::Phase};
 
-use super::view::is_failing;
+use super::reasons::is_failing;
 
 /// Time for a node to restart and for all members to serve again, without its drain. Shards of gigabytes load from SD
 /// cards.

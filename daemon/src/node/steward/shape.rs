@@ -16,7 +16,8 @@ use super::{
     Look, PAUSE_MAX, SETTLE, Steward, StewardAsk, View,
     change::{Joins, TopologyChange, stays},
     propose::Proposal,
-    view::{exclusions, is_away},
+    reasons::ends_by_itself,
+    view::exclusions,
 };
 use crate::node::steward::balance::rebalanced;
 
@@ -169,6 +170,6 @@ fn is_at_rest(view: &View, base: &Committed) -> bool {
 /// Whether a member can rejoin: it is idle, holds no topology, and is excluded neither by an operator nor as a straggler.
 fn is_back(member: &Member, view: &View, list: &Exclusions) -> bool {
     let is_free = view.standing.as_ref().is_some_and(|one| one.state == NodeState::Idle && one.committed.is_none());
-    let is_in = list.of(&member.name, &member.address).is_none_or(|entry| entry.is_cordon || is_away(entry));
+    let is_in = list.of(&member.name, &member.address).is_none_or(|entry| entry.is_cordon || ends_by_itself(entry));
     is_free && is_in && !is_planted(Planted::NeverReturns)
 }

@@ -11,14 +11,11 @@ use protocol::{
     recovery::Committed,
 };
 use telemetry::NodeState;
-use topology::{Exclusions, Member};
+use topology::Exclusions;
 
-use crate::{
-    config::Recovery,
-    node::{
-        steward::{Reply, Steward, StewardAsk, StewardSettings, View},
-        tests::steward::{RULES, base, tell, view},
-    },
+use crate::node::{
+    steward::{Reply, Steward, StewardAsk, View},
+    tests::steward::{base, steward, tell, view},
 };
 
 /// How an attempt to bring the topology up went.
@@ -32,13 +29,6 @@ enum BringResult {
     Fails,
     /// A topology on these members was planned.
     Plans(Vec<u16>),
-}
-
-/// The steward of the first member.
-fn leader(base: &Committed) -> Steward {
-    let recovery = Recovery { enabled: true, exclude_after: RULES.exclude_after, ..Recovery::default() };
-    let Member { name, address: own, .. } = base.topology.members[0].clone();
-    Steward::new(StewardSettings { name, listen: Some(own.clone()), own, recovery, known: Vec::new() })
 }
 
 /// Lets the steward try once. All members load, except one with a fault.
@@ -97,7 +87,7 @@ fn member_that_cannot_load_is_left_out_after_the_patience_for_absent_ones() {
     // Even if it is the node that leads.
     for (failing, kind, stay) in [(1, unreadable(), [0, 2]), (2, short, [0, 1]), (0, unreadable(), [1, 2])] {
         let base = base(3);
-        let mut leader = leader(&base);
+        let mut leader = steward(&base, 0);
         let plans = (10..200).find_map(|second| {
             let now = Duration::from_secs(second);
             match attempt(&mut leader, now, &base, Some((failing, kind.clone()))) {
@@ -113,7 +103,7 @@ fn member_that_cannot_load_is_left_out_after_the_patience_for_absent_ones() {
 
 /// How the steward of the first member acts until second 200. The second member fails in each second for which `fails`.
 fn acts(fails: impl Fn(u64) -> Option<FaultKind>, base: impl Fn(u64) -> Committed, list: &Exclusions) -> bool {
-    let mut leader = leader(&base(0));
+    let mut leader = steward(&base(0), 0);
     (10..200).any(|second| {
         let failing = fails(second).map(|kind| (1, kind));
         let end = attempt_with(&mut leader, Duration::from_secs(second), &base(second), failing, list);

@@ -216,7 +216,7 @@ fn group_with_a_role_is_led_by_a_member_that_does_not_serve() {
 
 pub(in crate::node) fn steward(base: &Committed, own: usize) -> Steward {
     let member = &base.topology.members[own];
-    let recovery = Recovery { enabled: true, ..Recovery::default() };
+    let recovery = Recovery { enabled: true, exclude_after: RULES.exclude_after, ..Recovery::default() };
     let (name, own) = (member.name.clone(), member.address.clone());
     Steward::new(StewardSettings { name, listen: Some(own.clone()), own, recovery, known: Vec::new() })
 }
