@@ -62,7 +62,6 @@ const UNSAFE: &[&str] = &[
     // Macros of the three files above.
     "daemon/kernels/src/panel/operations.rs",
     "daemon/kernels/src/pool/mod.rs",
-    "shared/gguf/src/file.rs",
     "tests/allocations/main.rs",
 ];
 

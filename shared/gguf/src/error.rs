@@ -8,7 +8,7 @@ const SHOWN_MAX: usize = 80;
 /// Why a file was rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum GgufError {
-    /// The operating system could not open or map it.
+    /// The operating system could not open it.
     #[error("cannot open {}: {source}; check the path and its permissions", path.display())]
     Open {
         /// The file.
@@ -63,8 +63,18 @@ pub enum GgufError {
         what: &'static str,
         /// Offset where it starts.
         at: usize,
+        /// Offset at which it ends, as far as the file tells.
+        end: usize,
         /// Number of bytes in the file.
         length: usize,
+    },
+    /// The disk could not be read.
+    #[error("cannot read at byte {at}: {source}; check the disk")]
+    Read {
+        /// Offset of the first byte that was to be read.
+        at: usize,
+        /// The cause.
+        source: std::io::Error,
     },
     /// A number outside its bounds.
     #[error(

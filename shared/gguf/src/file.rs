@@ -1,13 +1,12 @@
-//! One model on disk: a single file or several splits. The only mmap of this crate, and only while a file is parsed:
-//! metadata and tensor table are copied out of the mapping before they are checked, so a concurrent write cannot
-//! invalidate the checks. Weights are read from the file, so a truncated file is an error and not a signal.
+//! One model on disk: a single file or several splits. Metadata and tensor table are copied before they are checked, so a
+//! concurrent write cannot invalidate the checks. Nothing is mapped: a disk that cannot be read, or a file that becomes
+//! shorter, is an error and not a signal that ends the process.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use memmap2::Mmap;
 use sha2::{Digest, Sha256};
 
 use super::error::{GgufError, shown};
@@ -17,11 +16,14 @@ use super::tensor::{Tensor, TensorEntry};
 use super::{
     index::Index,
     read,
-    reader::{Reader, name_at},
+    reader::{HEADER_MAX, Reader, header_too_long, name_at},
 };
 
 /// Most parts of a split model.
 pub const SPLIT_COUNT_MAX: u64 = 1024;
+
+/// Bytes that are read first: the header of a model with a small vocabulary.
+const READ_FIRST: usize = 1 << 20;
 
 const SPLIT_NO: &str = "split.no";
 const SPLIT_COUNT: &str = "split.count";
@@ -60,7 +62,7 @@ impl GgufFile {
     /// Opens a model by its only file or its first split; looks for the other splits in the same folder.
     pub fn open(path: &Path) -> Result<Self, GgufError> {
         let in_file = |source| GgufError::InFile { path: path.to_path_buf(), source: Box::new(source) };
-        let first = Split::map(path)?;
+        let first = Split::open(path)?;
         let (part, count) = first.place().map_err(in_file)?;
         let names = SplitNames::of(path);
         if part > 0 {
@@ -80,7 +82,7 @@ impl GgufFile {
                 if !path.exists() {
                     return Err(in_file(GgufError::MissingSplit { part: part + 1, count, path }));
                 }
-                splits.push(Split::map(&path)?);
+                splits.push(Split::open(&path)?);
             }
         }
         Self::of_splits(splits).map_err(in_file)
@@ -230,18 +232,18 @@ impl GgufFile {
 }
 
 impl Split {
-    /// Maps and parses a file; every error names it.
-    fn map(path: &Path) -> Result<Self, GgufError> {
+    /// Opens a file and reads its header; every error names it.
+    fn open(path: &Path) -> Result<Self, GgufError> {
         let failed = |source| GgufError::Open { path: path.to_path_buf(), source };
         // Before opening: opening a pipe would block until its other end opens.
         if !std::fs::metadata(path).map_err(failed)?.is_file() {
             return Err(GgufError::NotAFile { path: path.to_path_buf() });
         }
         let file = File::open(path).map_err(failed)?;
-        let bytes = map_read_only(&file).map_err(failed)?;
-        let (header, index) = Self::parse(&bytes)
+        let length = file.metadata().map_err(failed)?.len() as usize;
+        let (header, index) = read_header(length, |out, offset| file.read_exact_at(out, offset as u64))
             .map_err(|source| GgufError::InFile { path: path.to_path_buf(), source: Box::new(source) })?;
-        Ok(Self { bytes: Bytes::OnDisk(file, bytes.len()), header, index })
+        Ok(Self { bytes: Bytes::OnDisk(file, length), header, index })
     }
 
     fn parse(all: &[u8]) -> Result<(Box<[u8]>, Index), GgufError> {
@@ -292,12 +294,34 @@ impl Bytes {
     }
 }
 
-#[expect(unsafe_code, reason = "a file can only be mapped by an unsafe call")]
-fn map_read_only(file: &File) -> io::Result<Mmap> {
-    // SAFETY: the mapping is read-only and lives only while the file is parsed; everything kept is read from a copy, so
-    // bytes that another process rewrites never change a length or an index. If another process truncates the file in
-    // that moment, this process ends with SIGBUS; mapping a file cannot avoid that.
-    unsafe { Mmap::map(file) }
+/// Reads and checks the header of a file of `length` bytes; `read` reads bytes from an offset on. Reads more as long as the
+/// header is incomplete, up to the bytes that the part read so far announces.
+fn read_header(
+    length: usize,
+    read: impl Fn(&mut [u8], usize) -> io::Result<()>,
+) -> Result<(Box<[u8]>, Index), GgufError> {
+    let mut header = Vec::new();
+    let mut wanted = READ_FIRST;
+    loop {
+        let done = header.len();
+        header.resize(wanted.min(length), 0);
+        read(&mut header[done..], done).map_err(|source| GgufError::Read { at: done, source })?;
+        let (what, at, end) = match read::parse_header(&header, length) {
+            Ok(index) => {
+                header.truncate(index.header_length);
+                return Ok((header.into(), index));
+            }
+            Err(GgufError::Truncated { what, at, end, .. }) => (what, at, end),
+            Err(error) => return Err(error),
+        };
+        if end > length {
+            return Err(GgufError::Truncated { what, at, end, length });
+        }
+        if end > HEADER_MAX {
+            return Err(header_too_long(end));
+        }
+        wanted = end.max(4 * header.len()).min(HEADER_MAX);
+    }
 }
 
 fn expect_equal(key: &'static str, found: u64, expected: u64) -> Result<(), GgufError> {
@@ -331,5 +355,65 @@ impl SplitNames {
         let mut path = self.stem.clone().into_os_string();
         path.push(format!("-{:05}-of-{count:05}.gguf", part + 1));
         path.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// A file with a metadata text of this length and no tensor.
+    fn with_text(length: u64, bytes: usize) -> Vec<u8> {
+        let mut file = b"GGUF\x03\0\0\0\0\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0".to_vec();
+        file.extend(b"\x01\0\0\0\0\0\0\0k\x08\0\0\0");
+        file.extend(length.to_le_bytes());
+        file.resize(bytes, b'x');
+        file
+    }
+
+    /// Reads the header of a file that occupies `length` bytes, of which only the first ones are at hand. Also returns how
+    /// many bytes were read.
+    fn header_of(file: &[u8], length: usize) -> (Result<usize, GgufError>, usize) {
+        let count = Cell::new(0);
+        let result = read_header(length, |out, offset| {
+            count.set(count.get() + out.len());
+            let bytes = file.get(offset..offset + out.len()).ok_or(io::ErrorKind::UnexpectedEof)?;
+            out.copy_from_slice(bytes);
+            Ok(())
+        });
+        (result.map(|(header, _)| header.len()), count.get())
+    }
+
+    #[test]
+    fn header_of_any_length_is_read_once() {
+        for text in [3, READ_FIRST, 5 * READ_FIRST, 9 * READ_FIRST + 7] {
+            let file = with_text(text as u64, text + 2000);
+            let (header, count) = header_of(&file, file.len());
+            assert_eq!(header.expect("it is valid"), 45 + text);
+            assert!(count <= file.len(), "{count} of {}", file.len());
+        }
+    }
+
+    #[test]
+    fn disk_that_cannot_be_read_is_an_error() {
+        let file = with_text(READ_FIRST as u64, 2 * READ_FIRST);
+        let (header, _) = header_of(&file[..READ_FIRST], file.len());
+        assert!(matches!(header, Err(GgufError::Read { at: READ_FIRST, .. })), "{header:?}");
+        let (header, _) = header_of(&[], 100);
+        assert!(matches!(header, Err(GgufError::Read { at: 0, .. })), "{header:?}");
+    }
+
+    #[test]
+    fn no_more_is_read_than_a_header_may_have() {
+        let file = with_text(u64::MAX, READ_FIRST);
+        let (header, count) = header_of(&file, 1 << 40);
+        let is_truncated = matches!(header, Err(GgufError::Truncated { length, at: 45, .. }) if length == 1 << 40);
+        assert!(is_truncated && count == READ_FIRST, "{header:?} after {count} bytes");
+        let file = with_text(HEADER_MAX as u64, READ_FIRST);
+        let (header, count) = header_of(&file, 1 << 40);
+        let is_too_long = matches!(header, Err(GgufError::Bound { max, .. }) if max == HEADER_MAX as u64);
+        assert!(is_too_long && count == READ_FIRST, "{header:?} after {count} bytes");
     }
 }

@@ -1,5 +1,5 @@
 //! Reads GGUF files and trusts no number in them. `read` is the pure parser, `metadata` and `tensor` are views of the
-//! checked bytes, `file` maps one model (one or more splits), `content` hashes the tensors. Does no arithmetic on
+//! checked bytes, `file` opens one model (one or more splits), `content` hashes the tensors. Does no arithmetic on
 //! weights and has no notion of models and tokenizers.
 pub mod block;
 pub mod content;

@@ -5,7 +5,7 @@ use super::error::{GgufError, shown};
 use super::metadata::{self, Metadata, ValueType};
 use super::tensor::{self, TensorEntry};
 use crate::index::Index;
-use crate::reader::{HEADER_MAX, Reader, name_at};
+use crate::reader::{HEADER_MAX, Reader, header_too_long, name_at};
 
 /// Most metadata entries.
 pub const METADATA_COUNT_MAX: u64 = 1 << 16;
@@ -28,7 +28,8 @@ pub fn parse(bytes: &[u8]) -> Result<Index, GgufError> {
     parse_header(bytes, bytes.len())
 }
 
-/// As [`parse`], for a file of `file_length` bytes of which `header` holds at least metadata and tensor table.
+/// As [`parse`], for a file of `file_length` bytes that begins with `header`. Without all of metadata and tensor table there, the error is
+/// [`GgufError::Truncated`].
 pub(super) fn parse_header(header: &[u8], file_length: usize) -> Result<Index, GgufError> {
     check_magic(header)?;
     let mut reader = Reader::new(header);
@@ -51,7 +52,7 @@ pub(super) fn parse_header(header: &[u8], file_length: usize) -> Result<Index, G
     }
     let header_length = reader.at;
     if header_length > HEADER_MAX {
-        return Err(reader.too_long());
+        return Err(header_too_long(header_length));
     }
     let mut by_name = tensors.clone();
     sort_by_name(header, &mut by_name, |name| GgufError::DuplicateTensor { tensor: shown(name) })?;
@@ -59,7 +60,7 @@ pub(super) fn parse_header(header: &[u8], file_length: usize) -> Result<Index, G
 
     let mut index = Index { metadata, tensors, header_length, data_start: header_length };
     let alignment = alignment(Metadata::new(header, &index))?;
-    // Cannot overflow: the header ends below 1 GiB and the alignment is at most 1 MiB.
+    // Cannot overflow: the header ends below 128 MiB and the alignment is at most 1 MiB.
     index.data_start = header_length.next_multiple_of(alignment as usize);
     let mut taken = 0;
     for &at in &index.tensors {

@@ -1,11 +1,18 @@
 //! Reads numbers and names at offsets of a file's header; every length is checked before it is used.
 use crate::error::GgufError;
 
-/// Most bytes of metadata and tensor table together (1 GiB; offsets in it are 32 bits).
-pub const HEADER_MAX: usize = 1 << 30;
+/// Most bytes of metadata and tensor table together: several times those of a model with 256 000 tokens. Offsets in it have
+/// 32 bits.
+pub const HEADER_MAX: usize = 128 << 20;
 
 /// Deepest nesting of arrays.
 pub const ARRAY_DEPTH_MAX: usize = 4;
+
+/// The error of a header that ends at byte `end`, beyond [`HEADER_MAX`].
+pub(super) fn header_too_long(end: usize) -> GgufError {
+    let what = "the length of metadata and tensor table";
+    GgufError::Bound { what, value: end as u64, min: 0, max: HEADER_MAX as u64, at: end }
+}
 
 /// The name at the start of a checked entry.
 pub(super) fn name_at(bytes: &[u8], at: u32) -> &[u8] {
@@ -44,29 +51,16 @@ impl<'a> Reader<'a> {
     /// The current offset, as the index stores it.
     pub(super) fn offset(&self) -> Result<u32, GgufError> {
         if self.at > HEADER_MAX {
-            return Err(self.too_long());
+            return Err(header_too_long(self.at));
         }
         Ok(self.at as u32)
     }
 
-    pub(super) fn too_long(&self) -> GgufError {
-        GgufError::Bound {
-            what: "the length of metadata and tensor table",
-            value: self.at as u64,
-            min: 0,
-            max: HEADER_MAX as u64,
-            at: self.at,
-        }
-    }
-
     /// The next `length` bytes.
     pub(super) fn take(&mut self, length: u64, what: &'static str) -> Result<&'a [u8], GgufError> {
-        let taken = usize::try_from(length)
-            .ok()
-            .and_then(|length| self.at.checked_add(length))
-            .and_then(|end| Some((end, self.bytes.get(self.at..end)?)));
-        let Some((end, bytes)) = taken else {
-            return Err(GgufError::Truncated { what, at: self.at, length: self.bytes.len() });
+        let end = self.at.saturating_add(usize::try_from(length).unwrap_or(usize::MAX));
+        let Some(bytes) = self.bytes.get(self.at..end) else {
+            return Err(GgufError::Truncated { what, at: self.at, end, length: self.bytes.len() });
         };
         self.at = end;
         Ok(bytes)
