@@ -1,7 +1,7 @@
 //! Rebalances the shares of a stage from the recently measured compute time of its ranks: a rank that computes longer
 //! than its peers gets a smaller share. Pure.
 use common::{ids::MemberIndex, latency::ratio};
-use topology::Topology;
+use topology::{Member, Topology};
 
 use crate::node::steward::View;
 
@@ -11,6 +11,8 @@ const WORTH: f64 = 0.9;
 const WHOLE: f64 = 1000.0;
 /// Smallest weight of a rank.
 const LEAST: u32 = 20;
+/// Largest weight of a member that [`Topology::check`] accepts.
+const WEIGHT_MAX: u64 = 1 << 20;
 
 /// The topology with new weights in the stages that gain enough from them; `None` if no stage does.
 pub(super) fn rebalanced(topology: &Topology, views: &[View]) -> Option<Topology> {
@@ -50,6 +52,26 @@ fn shares(weights: &[f64], busy: &[f64]) -> Option<Vec<u32>> {
     let shares = speeds.iter().map(|speed| ((WHOLE * ratio(*speed, all)).round() as u32).max(LEAST));
     // The part of a step in which even the slowest rank waits does not change.
     (1000.0 - longest + together <= WORTH * 1000.0).then(|| shares.collect())
+}
+
+/// The desired topology with the shares of `now`. Weights count only relative to those of the same stage, so the
+/// weights of absent members are scaled like those of the present members of their stage.
+pub(in crate::node) fn with_shares(desired: &Topology, now: &Topology) -> Topology {
+    let mut wanted = desired.clone();
+    let stage = |index: usize| {
+        let place = desired.place(MemberIndex(index as u16));
+        (place.replica, place.stage)
+    };
+    let held =
+        |member: &Member| now.members.iter().find(|one| one.name == member.name).map(|one| u64::from(one.weight));
+    for (index, member) in desired.members.iter().enumerate() {
+        let of_stage = desired.members.iter().enumerate().filter(|(other, _)| stage(*other) == stage(index));
+        let present = of_stage.filter_map(|(_, one)| Some((held(one)?, u64::from(one.weight))));
+        let (new, old) = present.fold((0, 0), |sums, weights| (sums.0 + weights.0, sums.1 + weights.1));
+        let scaled = (u64::from(member.weight) * new + old / 2).checked_div(old).unwrap_or(u64::from(member.weight));
+        wanted.members[index].weight = held(member).unwrap_or(scaled).clamp(1, WEIGHT_MAX) as u32;
+    }
+    wanted
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ mod bring;
 mod change;
 mod decide;
 mod failing;
+mod joins;
 mod learn;
 mod propose;
 mod reasons;
@@ -28,7 +29,7 @@ use telemetry::NodeState;
 use topology::Member;
 
 #[cfg(test)]
-pub(in crate::node) use self::propose::with_shares;
+pub(in crate::node) use self::balance::with_shares;
 pub use self::{
     ask::{Question, Reply, StewardAsk},
     bring::{PAUSE_MAX, longer_pause},

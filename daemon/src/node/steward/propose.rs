@@ -9,11 +9,12 @@ use protocol::{
     message::{Prepare, Previous, RequestBody, ResponseBody},
     recovery::{Ballot, Committed, RecoveryAnswer, RecoveryAsk, Vote, VoteReply},
 };
-use topology::{Member, Topology};
+use topology::Topology;
 
 use super::{
     ANSWER, Doing, Question, Reply, Steward, StewardAsk, View,
     ask::unexpected,
+    balance::with_shares,
     change::{TopologyChange, stays},
     reasons::{BY_ITSELF, CANNOT_LOAD, ends_by_itself},
     view::exclusions,
@@ -43,11 +44,11 @@ impl Proposal {
 
 /// The current stage.
 #[derive(Debug)]
-enum ProposalStage {
+pub(super) enum ProposalStage {
     Plan,
-    /// The members that join compare their model files: the decision could not be undone if one of them cannot load its
-    /// shard.
+    /// The members that join compare their model files, then they confirm that they hold no topology (`joins`).
     Content,
+    Standing,
     /// Voters promise, or accept.
     Vote(Box<Proposer>),
     /// The list of exclusions is stored, then the next topology is learned.
@@ -59,13 +60,13 @@ enum ProposalStage {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Told {
+pub(super) enum Told {
     Out,
     Next,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Loading {
+pub(super) enum Loading {
     Prepare,
     Commit,
     Abort,
@@ -75,20 +76,18 @@ enum Loading {
 const PREPARE: Duration = Duration::from_secs(60);
 /// Deadline for opening the links.
 const COMMIT: Duration = Duration::from_secs(20);
-/// Largest weight of a member that [`Topology::check`] accepts.
-const WEIGHT_MAX: u64 = 1 << 20;
 
 /// A running vote.
 #[derive(Debug)]
 pub(super) struct Propose {
-    proposal: Proposal,
+    pub(super) proposal: Proposal,
     ballot: Ballot,
     /// Voters with their addresses; the witness is the last.
     voters: Vec<(usize, String)>,
-    wanted: Option<Topology>,
-    stage: ProposalStage,
+    pub(super) wanted: Option<Topology>,
+    pub(super) stage: ProposalStage,
     /// Open questions, with the index of the voter or the index in `told`.
-    waiting: BTreeMap<Question, usize>,
+    pub(super) waiting: BTreeMap<Question, usize>,
     result: Result<(), Fault>,
 }
 
@@ -137,26 +136,8 @@ impl Steward {
         asks
     }
 
-    /// Asks the joining members whether they hold the model; without any, the vote starts.
-    fn check_joins(&mut self, mut propose: Box<Propose>) -> Vec<StewardAsk> {
-        let Some(wanted) = propose.wanted.clone() else { return self.begin_vote(propose) };
-        propose.waiting.clear();
-        let mut asks = Vec::new();
-        for (place, address) in propose.proposal.change.joining(&wanted).into_iter().enumerate() {
-            let question = self.question();
-            propose.waiting.insert(question, place);
-            asks.push(StewardAsk::Content { question, address, topology: Box::new(wanted.clone()) });
-        }
-        if asks.is_empty() {
-            return self.begin_vote(propose);
-        }
-        propose.stage = ProposalStage::Content;
-        self.doing = Doing::Propose(propose);
-        asks
-    }
-
     /// Asks all voters to promise.
-    fn begin_vote(&mut self, mut propose: Box<Propose>) -> Vec<StewardAsk> {
+    pub(super) fn begin_vote(&mut self, mut propose: Box<Propose>) -> Vec<StewardAsk> {
         let views = &propose.proposal.views;
         let answering = views.iter().enumerate().filter(|(_, view)| view.standing.is_some());
         propose.voters = answering.map(|(index, view)| (index, view.address.clone())).collect();
@@ -217,17 +198,8 @@ impl Steward {
                 let fault = Fault::new(&self.settings.name, kind);
                 self.end_vote(&propose.proposal, Err(fault))
             }
-            (ProposalStage::Content, Reply::Content(Ok(()))) if propose.waiting.is_empty() => self.begin_vote(propose),
-            (ProposalStage::Content, Reply::Content(Ok(()))) => {
-                self.doing = Doing::Propose(propose);
-                Vec::new()
-            }
-            (ProposalStage::Content, Reply::Content(Err(fault))) => {
-                let wanted = propose.wanted.as_ref().map(|wanted| propose.proposal.change.joining(wanted));
-                let address = wanted.and_then(|joining| joining.into_iter().nth(voter));
-                address.into_iter().for_each(|address| self.hold_back(address));
-                self.end_vote(&propose.proposal, Err(fault))
-            }
+            (ProposalStage::Content, Reply::Content(result)) => self.joins_compared(propose, voter, result),
+            (ProposalStage::Standing, reply) => self.joins_answered(propose, reply),
             (ProposalStage::Plan | ProposalStage::Content, _) => self.end_vote(&propose.proposal, Err(unexpected())),
             (ProposalStage::Vote(proposer), reply) => {
                 let step = match reply.of_node() {
@@ -296,7 +268,7 @@ impl Steward {
         Fault::new(&self.settings.name, FaultKind::TopologyInvalid { reason: reason.into() })
     }
 
-    fn end_vote(&mut self, proposal: &Proposal, outcome: Result<(), Fault>) -> Vec<StewardAsk> {
+    pub(super) fn end_vote(&mut self, proposal: &Proposal, outcome: Result<(), Fault>) -> Vec<StewardAsk> {
         match &proposal.change {
             TopologyChange::Return { .. } => self.return_ended(outcome),
             TopologyChange::Leave { .. } => self.leave_ended(outcome),
@@ -465,24 +437,4 @@ impl Steward {
             Loading::Commit | Loading::Abort => self.tell_next(propose, next),
         }
     }
-}
-
-/// The desired topology with the shares of `now`. Weights count only relative to those of the same stage, so the
-/// weights of absent members are scaled like those of the present members of their stage.
-pub(in crate::node) fn with_shares(desired: &Topology, now: &Topology) -> Topology {
-    let mut wanted = desired.clone();
-    let stage = |index: usize| {
-        let place = desired.place(MemberIndex(index as u16));
-        (place.replica, place.stage)
-    };
-    let held =
-        |member: &Member| now.members.iter().find(|one| one.name == member.name).map(|one| u64::from(one.weight));
-    for (index, member) in desired.members.iter().enumerate() {
-        let of_stage = desired.members.iter().enumerate().filter(|(other, _)| stage(*other) == stage(index));
-        let present = of_stage.filter_map(|(_, one)| Some((held(one)?, u64::from(one.weight))));
-        let (new, old) = present.fold((0, 0), |sums, weights| (sums.0 + weights.0, sums.1 + weights.1));
-        let scaled = (u64::from(member.weight) * new + old / 2).checked_div(old).unwrap_or(u64::from(member.weight));
-        wanted.members[index].weight = held(member).unwrap_or(scaled).clamp(1, WEIGHT_MAX) as u32;
-    }
-    wanted
 }

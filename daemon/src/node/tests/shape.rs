@@ -38,13 +38,29 @@ fn degraded() -> (Steward, Committed, Vec<View>) {
     (steward(&held, 0), held, all)
 }
 
-/// Answers the plan and the question about the returned member's model; returns the questions that follow.
-fn voting(steward: &mut Steward, plan: Question, wanted: &Topology) -> Vec<StewardAsk> {
+/// Answers the plan and the question about the returned member's model; returns the question that follows.
+fn compared(steward: &mut Steward, plan: Question, wanted: &Topology) -> Question {
     let now = Duration::from_secs(13);
     let asks = steward.hear(now, plan, Reply::Plan(Ok(wanted.clone())));
     let [StewardAsk::Content { question, address, topology }] = &asks[..] else { panic!("{asks:?}") };
     assert_eq!((address, &**topology), (&wanted.members[3].address, wanted), "only the returned member is asked");
-    steward.hear(now, *question, Reply::Content(Ok(())))
+    let asks = steward.hear(now, *question, Reply::Content(Ok(())));
+    let [StewardAsk::Node { question, address, .. }] = &asks[..] else { panic!("{asks:?}") };
+    assert_eq!(address, &wanted.members[3].address);
+    *question
+}
+
+/// As [`compared`], and answers that the member holds nothing; returns the questions that follow.
+fn voting(steward: &mut Steward, plan: Question, wanted: &Topology) -> Vec<StewardAsk> {
+    let question = compared(steward, plan, wanted);
+    steward.hear(Duration::from_secs(13), question, Reply::Node(Ok(holds(None))))
+}
+
+/// The answer of an idle node that holds this topology.
+fn holds(committed: Option<Committed>) -> ResponseBody {
+    let mut standing = view(&base(4), 3, NodeState::Idle).standing.expect("it answers");
+    standing.committed = committed;
+    ResponseBody::Recovery(RecoveryAnswer::Standing(Box::new(standing)))
 }
 
 /// Answers all questions of a vote and of the steps after it; returns the kind of request of each stage and the number
@@ -127,9 +143,8 @@ fn say_to_all(all: &mut [View], list: &Exclusions) {
 fn member_that_saw_a_failed_assignment_returns_above_its_epoch() {
     let (mut first, held, mut all) = degraded();
     all[3].standing.as_mut().expect("it answers").epoch = Epoch(9);
-    let asks = watched(&mut first, 12, &all);
-    let [StewardAsk::Plan { question, .. }] = &asks[..] else { panic!("{asks:?}") };
-    let mut asks = voting(&mut first, *question, held.desired());
+    let plan = planned(&mut first, &all);
+    let mut asks = voting(&mut first, plan, held.desired());
     let promise = ResponseBody::Recovery(RecoveryAnswer::Vote(VoteReply::Promised { accepted: None, epoch: Epoch(5) }));
     let now = Duration::from_secs(14);
     let mut accepts = Vec::new();
@@ -176,9 +191,8 @@ fn desired_topology_is_planned_when_a_member_is_back() {
 #[test]
 fn only_changed_replica_loads_next_topology_while_serving() {
     let (mut first, held, all) = degraded();
-    let asks = watched(&mut first, 12, &all);
-    let [StewardAsk::Plan { question, .. }] = &asks[..] else { panic!("{asks:?}") };
-    let votes = voting(&mut first, *question, held.desired());
+    let plan = planned(&mut first, &all);
+    let votes = voting(&mut first, plan, held.desired());
     let seen = followed(&mut first, votes, (None, held.epoch), |_| Ok(ResponseBody::Prepared));
     // Voters, excluded nodes, then the changed replica alone loads, and all members learn.
     let expected = [("vote", 3), ("vote", 3), ("exclude", 4), ("prepare", 2), ("commit", 2), ("learn", 4)];
@@ -190,6 +204,18 @@ fn planned(steward: &mut Steward, all: &[View]) -> Question {
     let asks = watched(steward, 12, all);
     let [StewardAsk::Plan { question, .. }] = &asks[..] else { panic!("{asks:?}") };
     *question
+}
+
+#[test]
+fn member_that_got_another_topology_while_it_compared_its_file_keeps_it() {
+    let lost = Fault::new("pi4", FaultKind::SessionLost { reason: "closed".into() });
+    for answer in [Ok(holds(Some(base(1)))), Err(lost)] {
+        let (mut first, held, all) = degraded();
+        let plan = planned(&mut first, &all);
+        let question = compared(&mut first, plan, held.desired());
+        assert_eq!(first.hear(Duration::from_secs(13), question, Reply::Node(answer)), [], "no vote");
+        assert!(!first.is_busy());
+    }
 }
 
 #[test]
