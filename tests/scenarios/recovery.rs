@@ -192,6 +192,34 @@ fn member_that_cannot_load_its_shard_is_left_out_until_it_is_included() {
 }
 
 #[test]
+fn member_that_ends_in_each_load_is_left_out_until_it_is_included() {
+    let mut cluster = Cluster::with(3, &demo_models(), &format!("{RECOVER}exclude_after_ms = 1500\n"));
+    cluster.generate(3, PROMPT).completion();
+    kill(&mut cluster, 1);
+    // What processes leave behind that were killed while they loaded the shard.
+    let topology = fs::read_to_string(cluster.state(1).join("topology.toml")).expect("it has a topology");
+    let hash = topology.lines().find_map(|line| line.strip_prefix("hash = ")).expect("the file has its hash");
+    let machine = fs::read_to_string("/proc/sys/kernel/random/boot_id").expect("Linux has it");
+    let record = format!("machine = \"{}\"\ntopology = {hash}\nbegun = 3\n", machine.trim());
+    fs::write(cluster.state(1).join("loading.toml"), record).expect("the folder can be written");
+    cluster.start(1);
+    serves(&cluster, &[0, 2], 2);
+    let status = cluster.status(0);
+    let reason = status["exclusions"][0]["reason"].as_str().unwrap_or_default().to_owned();
+    let expected = "cannot load its shard (repair, then include it): brambled ended 3 times in a row";
+    assert!(reason.starts_with(expected), "{status}");
+    // It tries again after an orderly restart.
+    cluster.signal(1, Signal::SIGTERM);
+    cluster.wait(1);
+    cluster.start(1);
+    let included = cluster.console(&["node", "include", "pi2", "--nodes", &cluster.nodes(), "--yes"]);
+    assert_eq!(included.code, Some(0), "{} {}", included.out, included.err);
+    wait_until("all serve again", || {
+        (0..3).all(|index| state(&cluster, index).0 == "ready" && cluster.status(index)["topology"]["layout"] == "tp3")
+    });
+}
+
+#[test]
 fn one_of_two_nodes_continues_only_with_witness_or_operator() {
     let settings = format!("{RECOVER}exclude_after_ms = 500\n");
     let mut cluster = Cluster::with(2, &demo_models(), &settings);

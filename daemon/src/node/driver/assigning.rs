@@ -35,6 +35,7 @@ use super::{
     linking::{self, IncomingLink, Linking, OpenLinks},
     loading::{self, Loaded},
     running::{EngineStart, LocalAssignment, RunningEngine},
+    state::LoadRecord,
 };
 use crate::{
     kv_store::KvPeers,
@@ -116,14 +117,24 @@ impl MemoryHolders {
 }
 
 /// The assignment that is being loaded or connected, if there is one.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Assignments {
     open: Option<PendingAssignment>,
     /// Number of assignments that were started.
     attempts: u64,
+    record: Arc<LoadRecord>,
 }
 
 impl Assignments {
+    pub(super) fn new(record: LoadRecord) -> Self {
+        Self { open: None, attempts: 0, record: Arc::new(record) }
+    }
+
+    /// The process ends, even in the middle of a load.
+    pub(super) fn stop(&self) {
+        self.record.stop();
+    }
+
     pub(super) fn perform(
         &mut self,
         effect: AssignmentEffect,
@@ -162,10 +173,10 @@ impl Assignments {
             arrived: Some(arrived),
             linking: None,
         });
-        let context = context.clone();
+        let (context, record) = (context.clone(), Arc::clone(&self.record));
         tokio::spawn(async move {
             before.gone().await;
-            spawn_blocking(move || run_load(&context, attempt, &prepare, &cancelled));
+            spawn_blocking(move || run_load(&context, &record, attempt, &prepare, &cancelled));
         });
     }
 
@@ -286,12 +297,17 @@ fn kv_peers(context: &DriverContext, topology: &Topology, own: MemberIndex) -> O
 }
 
 /// Loads a shard and reports its progress.
-fn run_load(context: &DriverContext, attempt: u64, prepare: &Prepare, cancelled: &AtomicBool) {
+fn run_load(context: &DriverContext, record: &LoadRecord, attempt: u64, prepare: &Prepare, cancelled: &AtomicBool) {
     let (epoch, inputs) = (prepare.epoch, &context.inputs);
     let report = LoadReport { attempt, inputs, begun: Instant::now(), sent_ms: AtomicU64::new(0) };
-    let result = loading::load(&context.config, context.kernels, prepare, &|progress| {
-        report.send(progress);
-        !cancelled.load(Ordering::Acquire)
+    let begun = record.begin(attempt, prepare.topology.hash(), context.started.elapsed());
+    let result = begun.and_then(|()| {
+        let result = loading::load(&context.config, context.kernels, prepare, &|progress| {
+            report.send(progress);
+            !cancelled.load(Ordering::Acquire)
+        });
+        record.end(attempt);
+        result
     });
     let result = result.map(Box::new);
     tracing::info!(%epoch, model = prepare.topology.model, ok = result.is_ok(), ms = report.elapsed_ms(), "load ended");

@@ -77,7 +77,7 @@ use self::{
     reloading::{disk_folder, patience},
     report::{ReportSources, Reports},
     sessions::OpenSessions,
-    state::{PersistedState, StateFolder},
+    state::{LoadRecord, PersistedState, StateFolder},
     supervisor::Supervisor,
 };
 use super::{
@@ -206,6 +206,7 @@ impl Driver {
             neighbours: persisted.neighbours,
         };
         let monitor = Monitor::new(&config.health_root, config.listen, disk_folder(&config));
+        let loads = LoadRecord::new(state.clone(), identity.machine.clone());
         let (disk, written) = Disk::start(name.clone(), state)?;
         let driver = Self {
             node: Node::new(node, patience(&config)),
@@ -216,7 +217,7 @@ impl Driver {
             kv: KvKeeping::default(),
             disk,
             written,
-            assignments: Assignments::default(),
+            assignments: Assignments::new(loads),
             engine: EngineHost::new(name),
             benches: BenchHost::default(),
             supervisor: Supervisor::from_environment(),
@@ -254,6 +255,7 @@ impl Driver {
             }
         }
         self.supervisor.stopping();
+        self.assignments.stop();
         // No input is read from here on: an engine that waits for room in the queue must not block its own end.
         drop(inputs);
         self.engine.end().await;

@@ -1,5 +1,6 @@
 //! The node's records on disk: the highest promised epoch, the committed topology and the last unloaded one, its votes, the
-//! exclusions, the rolling restart, the other nodes. A record counts only once it is synced. A damaged file is set aside with a warning.
+//! exclusions, the rolling restart, the other nodes, the load in progress. A record counts only once it is synced. A damaged file is set aside with a warning.
+mod loading;
 mod lock;
 #[cfg(test)]
 mod tests;
@@ -21,7 +22,10 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use sha2::{Digest as _, Sha256};
 use topology::{Exclusion, Exclusions, Rolling, Topology};
 
-pub use self::lock::{Holder, StateLock};
+pub use self::{
+    loading::LoadRecord,
+    lock::{Holder, StateLock},
+};
 use crate::node::{
     event::Record,
     quorum::{Acceptor, VoteGap, Votes, WITNESSED_MAX},

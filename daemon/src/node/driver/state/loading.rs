@@ -1,0 +1,201 @@
+//! The record of the load in progress. A process that is killed while it loads its shard (no memory is left, a watchdog)
+//! leaves it behind. It is back after its restart, so for the other members it is neither away nor failing: a node on
+//! which this happens again and again refuses the shard for a while, which they count as failures.
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use common::{fault::FaultKind, ids::TopologyHash};
+use serde::{Deserialize, Serialize};
+
+use super::{StateFolder, hash_of, text};
+
+const FILE: &str = "loading.toml";
+/// Ends in a row after which a shard is refused: fewer may be the effect of restarts.
+const ENDS_MAX: u32 = 3;
+/// How long after its start a process refuses the shard: several times the default of `exclude_after_ms`.
+const REFUSES: Duration = Duration::from_secs(300);
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SavedLoad {
+    /// Identity of the running kernel: a loss of power says nothing about the shard.
+    machine: String,
+    /// Hash of the topology.
+    topology: String,
+    /// Loads of this shard that were begun in a row, with the current one.
+    begun: u32,
+}
+
+/// The record of the loads of one process.
+#[derive(Debug)]
+pub struct LoadRecord {
+    state: StateFolder,
+    machine: String,
+    current: Mutex<Current>,
+}
+
+#[derive(Debug)]
+struct Current {
+    /// Number of the latest load.
+    attempt: u64,
+    /// The shard in whose load earlier processes ended, and how many did.
+    ended: Option<(TopologyHash, u32)>,
+}
+
+impl LoadRecord {
+    /// Reads what earlier processes left behind on this machine.
+    pub fn new(state: StateFolder, machine: String) -> Self {
+        let saved: Option<SavedLoad> = state.read(FILE, &mut Vec::new(), |_| true).ok().flatten();
+        let ended = saved
+            .filter(|saved| saved.machine == machine)
+            .and_then(|saved| Some((hash_of(&saved.topology)?, saved.begun)));
+        if let Some((topology, count)) = ended {
+            tracing::warn!(%topology, "brambled ended while it loaded its shard, {count} times in a row");
+        }
+        Self { state, machine, current: Mutex::new(Current { attempt: 0, ended }) }
+    }
+
+    /// Records the begin of a load; `uptime` is the age of this process.
+    ///
+    /// # Errors
+    /// Several processes in a row ended in this load, and this one is young.
+    pub fn begin(&self, attempt: u64, topology: TopologyHash, uptime: Duration) -> Result<(), FaultKind> {
+        let mut current = self.current();
+        current.ended.take_if(|ended| ended.0 != topology);
+        let ended = current.ended.map_or(0, |ended| ended.1);
+        if ended >= ENDS_MAX && uptime < REFUSES {
+            let wait = (REFUSES - uptime).as_secs() + 1;
+            let reason = format!(
+                "brambled ended {ended} times in a row while it loaded this shard (too little memory?); tries again in {wait} s"
+            );
+            return Err(FaultKind::StoreFailed { reason });
+        }
+        current.attempt = attempt;
+        let (machine, begun) = (self.machine.clone(), ended.saturating_add(1));
+        let saved = SavedLoad { machine, topology: topology.to_string(), begun };
+        if let Err(error) = text(&saved).and_then(|text| self.state.replace(FILE, &text)) {
+            tracing::warn!("cannot record that a load begins: {error}");
+        }
+        Ok(())
+    }
+
+    /// Records the end of a load, unless a later one has begun.
+    pub fn end(&self, attempt: u64) {
+        let mut current = self.current();
+        if current.attempt == attempt {
+            current.ended = None;
+            self.forget();
+        }
+    }
+
+    /// Records that the process ends in an orderly way, whatever it loads: the next one tries again.
+    pub fn stop(&self) {
+        let _current = self.current();
+        self.forget();
+    }
+
+    fn forget(&self) {
+        if let Err(error) = self.state.remove(FILE) {
+            tracing::warn!("cannot record that a load ended: {error}");
+        }
+    }
+
+    fn current(&self) -> MutexGuard<'_, Current> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    use super::*;
+
+    const SHARD: TopologyHash = TopologyHash(7);
+    const YOUNG: Duration = Duration::from_secs(2);
+
+    /// The record of a process that starts on a machine with this folder.
+    fn start(folder: &Path) -> LoadRecord {
+        let (state, _) = StateFolder::open(folder).expect("the folder can be made");
+        LoadRecord::new(state, "boot 1".into())
+    }
+
+    /// Lets processes end in a load of the shard.
+    fn end_in_loads(folder: &Path, count: u32) {
+        for number in 0..count {
+            start(folder).begin(1, SHARD, YOUNG).unwrap_or_else(|fault| panic!("{number}: {fault}"));
+        }
+    }
+
+    #[test]
+    fn shard_in_whose_load_processes_end_is_refused_for_a_while() {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        end_in_loads(folder.path(), ENDS_MAX);
+        let record = start(folder.path());
+        let fault = record.begin(1, SHARD, YOUNG).expect_err("it is refused");
+        assert!(
+            fault.to_string().contains("ended 3 times in a row") && fault.to_string().contains("in 299 s"),
+            "{fault}"
+        );
+        assert!(start(folder.path()).begin(1, SHARD, YOUNG).is_err(), "a refusal is no end of a load");
+        record.begin(2, SHARD, REFUSES).expect("it is tried again");
+        let fault = start(folder.path()).begin(1, SHARD, YOUNG).expect_err("that process ended, too");
+        assert!(fault.to_string().contains("ended 4 times in a row"), "{fault}");
+    }
+
+    #[test]
+    fn ends_are_forgotten_after_another_outcome() {
+        let outcomes: [(&str, fn(&LoadRecord)); 4] = [
+            ("the load ends", |record| {
+                record.begin(1, SHARD, YOUNG).expect("two ends are no reason");
+                record.end(1);
+            }),
+            ("an orderly end of the process", |record| {
+                record.begin(1, SHARD, YOUNG).expect("two ends are no reason");
+                record.stop();
+            }),
+            ("another shard", |record| record.begin(1, TopologyHash(8), YOUNG).expect("another one")),
+            ("an orderly end without a load", LoadRecord::stop),
+        ];
+        for (name, outcome) in outcomes {
+            let folder = tempfile::tempdir().expect("a folder can be made");
+            end_in_loads(folder.path(), ENDS_MAX - 1);
+            outcome(&start(folder.path()));
+            end_in_loads(folder.path(), ENDS_MAX);
+            assert!(start(folder.path()).begin(1, SHARD, YOUNG).is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn loss_of_power_is_no_failure_of_a_load() {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        end_in_loads(folder.path(), ENDS_MAX);
+        let (state, _) = StateFolder::open(folder.path()).expect("the folder is there");
+        LoadRecord::new(state, "boot 2".into()).begin(1, SHARD, YOUNG).expect("nothing failed since the start");
+    }
+
+    #[test]
+    fn end_of_an_abandoned_load_leaves_the_record_of_the_next_one() {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        for _ in 0..ENDS_MAX {
+            let record = start(folder.path());
+            record.begin(1, SHARD, YOUNG).expect("it begins");
+            record.begin(2, SHARD, YOUNG).expect("it begins again in the same epoch");
+            record.end(1);
+        }
+        assert!(start(folder.path()).begin(1, SHARD, YOUNG).is_err());
+    }
+
+    #[test]
+    fn damaged_record_and_unwritable_folder_hinder_no_load() {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        fs::write(folder.path().join(FILE), [0xff]).expect("the folder can be written");
+        let record = start(folder.path());
+        drop(folder);
+        record.begin(1, SHARD, YOUNG).expect("it loads");
+        record.end(1);
+        record.stop();
+    }
+}
