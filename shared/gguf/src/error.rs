@@ -63,7 +63,7 @@ pub enum GgufError {
         what: &'static str,
         /// Offset where it starts.
         at: usize,
-        /// Offset at which it ends, as far as the file tells.
+        /// Offset at which it ends, according to the file.
         end: usize,
         /// Number of bytes in the file.
         length: usize,

@@ -89,7 +89,7 @@ impl Serving {
         &self.sessions[0]
     }
 
-    /// The tokens of a prompt, cut to what fits.
+    /// The tokens of a prompt, cut to the context.
     pub(super) async fn tokens(&self, prompt: &FixedPrompt) -> Result<Vec<u32>, Fault> {
         let (text, session) = (prompt.text.to_owned(), self.head());
         let request = TextRequest::Tokenize { text, bos: true, special: false, with_pieces: false };

@@ -80,7 +80,7 @@ pub fn read_all(folder: &Path) -> Result<ReadConversations, String> {
 /// It cannot be stored; the message names the file and the reason.
 pub fn keep(folder: &Path, conversation: &Conversation) -> Result<(), String> {
     let path = path_of(folder, &conversation.id)?;
-    // What fails this check could not be read again.
+    // A conversation that fails this check could not be read again.
     conversation.check().map_err(|reason| format!("the conversation {reason}"))?;
     let text = conversation.json();
     if text.len() as u64 > FILE_BYTES_MAX {

@@ -97,7 +97,7 @@ impl Drop for AbortOnDrop {
     }
 }
 
-/// What was told to end and may still hold memory that the next shard needs.
+/// Tasks that are about to end and may still hold memory that the next shard needs.
 #[derive(Debug)]
 struct MemoryHolders {
     bench: Option<BenchTask>,

@@ -57,7 +57,7 @@ const SETTLE: Duration = Duration::from_secs(2);
 /// A member that serves is stopped only when its replica has been broken for this long: a look may coincide with a
 /// start.
 const RETAKE: Duration = Duration::from_secs(1);
-/// Interval at which a member that serves checks whether others lack what it knows.
+/// Interval at which a member that serves checks whether others lack a record that it has.
 const TEACH: Duration = Duration::from_secs(4);
 /// Pause after a failed attempt; doubles up to a maximum.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -163,9 +163,9 @@ pub struct Steward {
     latest: Purpose,
     /// Earliest time of the next action against slow ranks.
     speed_next: Duration,
-    /// Earliest time of the next check for what others lack.
+    /// Earliest time of the next check for records that others lack.
     teach_next: Duration,
-    /// The nodes to which the previous checks for what others lack sent a topology, and the list of exclusions.
+    /// The nodes to which the previous checks sent a topology that they lacked, and the list of exclusions.
     taught: Option<String>,
     told: Option<String>,
     /// The members that are back, and since when this list is unchanged.

@@ -92,7 +92,7 @@ pub(super) struct Propose {
 }
 
 impl Steward {
-    /// Whether it holds a vote, or loads what was decided.
+    /// Whether it holds a vote, or loads the topology decided by one.
     pub fn is_voting(&self) -> bool {
         matches!(self.doing, Doing::Propose(_))
     }

@@ -271,7 +271,7 @@ mod tests {
         for states in [[NodeState::Idle, NodeState::Faulted], [NodeState::Idle, NodeState::Ready]] {
             let mut answers = answers(states);
             assert_eq!([look(0, &answers), look(3, &answers)], [RollingStep::Rest, RollingStep::Rest], "{states:?}");
-            // No member of its topology knows the restart.
+            // No member of its topology has the record of the restart.
             answers.get_mut(&all.topology.members[3].address).expect("it answers").rolling = None;
             assert_eq!(look(0, &answers), RollingStep::Rest, "{states:?}");
             // pi4 continues without pi3, which is to return.

@@ -76,7 +76,7 @@ fn later_topology_of_another_group_ends_nothing() {
     let mut node = running();
     recover(&mut node, RecoveryAsk::Learn(Box::new(of_another_group(9))));
     assert_eq!((node.state(), node.committed()), (NodeState::Ready, Some(&base(4))));
-    // Both topologies are what is left of the same desired one.
+    // Both topologies remained of the same desired one.
     let desired = Some(Box::new(topology(3)));
     let mut node = of("pi1", Some(Committed { desired: desired.clone(), ..Committed::new(Epoch(5), topology(1)) }));
     let mut rest = Committed { desired, ..Committed::new(Epoch(6), topology(1)) };

@@ -164,7 +164,7 @@ impl Needs for Estimated {
         (1..=layers).contains(&count).then(|| (0..count).map(|stage| cut(stage)..cut(stage + 1)).collect())
     }
 
-    /// Estimates do not tell how much a layer needs.
+    /// Estimates do not contain how much a layer needs.
     fn stages_within(&self, _: &Topology, layout: Layout, _: &[Bytes]) -> Option<Vec<Range<u32>>> {
         self.stages(layout.stages)
     }

@@ -21,7 +21,7 @@ pub const OVERHEAD: usize = 32 + 16;
 /// A pre-shared key.
 pub type Psk = [u8; 32];
 
-/// Bytes that nobody can guess.
+/// Unpredictable bytes.
 ///
 /// # Errors
 /// The system has no random numbers.

@@ -20,7 +20,7 @@ const REFUSES: Duration = Duration::from_secs(300);
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SavedLoad {
-    /// Identity of the running kernel: a loss of power says nothing about the shard.
+    /// Identity of the running kernel: a loss of power is no fault of the shard.
     machine: String,
     /// Hash of the topology.
     topology: String,
@@ -90,7 +90,7 @@ impl LoadRecord {
         }
     }
 
-    /// Records that the process ends in an orderly way, whatever it loads: the next one tries again.
+    /// Records that the process ends in an orderly way, even during a load: the next one tries again.
     pub fn stop(&self) {
         let _current = self.current();
         self.forget();

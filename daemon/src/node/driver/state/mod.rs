@@ -295,7 +295,7 @@ fn checksum(text: &str) -> String {
     format!("{CHECKSUM}{sum:016x}\n")
 }
 
-/// Whether the text of a file fits the checksum at its end. A file of release 0.1 has none, whatever its records contain.
+/// Whether the text of a file fits the checksum at its end. A file of release 0.1 has none.
 fn is_intact(text: &str) -> bool {
     let parts = text.split_at_checked(text.len().saturating_sub(checksum("").len()));
     parts.is_none_or(|(body, sum)| !sum.starts_with(CHECKSUM) || sum == checksum(body))
