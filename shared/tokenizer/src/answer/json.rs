@@ -217,7 +217,8 @@ impl JsonCall {
         let depth = self.scan.depth();
         let meaning = self.scan.take(byte);
         match (depth, meaning) {
-            (1, Meaning::TextEnd) if self.key == Key::Name => self.name = self.text(at),
+            // A second name makes the call invalid; the first one may have been passed on already.
+            (1, Meaning::TextEnd) if self.key == Key::Name && self.name.is_none() => self.name = self.text(at),
             (1, Meaning::Part) => match byte {
                 b'"' => self.string = Some(at),
                 b':' => self.key = self.key_before(at),

@@ -119,6 +119,22 @@ fn call_may_lack_end_marker_or_arguments() {
     check(Hermes, r#"<tool_call>{"arguments":"{\"a\":1}","name":"f"}</tool_call>"#, &[call(0, "f", r#"{"a":1}"#)]);
 }
 
+#[test]
+fn second_name_does_not_replace_the_first_which_a_stream_has_passed_on() {
+    let text = r#"<tool_call>{"name":"f","arguments":{},"name":"g"}</tool_call>"#;
+    let mut parser = AnswerParser::new(Hermes, Thinking::None, Some(schemas()));
+    let (parts, rest) = (parser.push(text), joined(parser.finish()));
+    let names: Vec<&str> = parts
+        .iter()
+        .filter_map(|part| match part {
+            AnswerPart::Call { name, .. } => Some(name.as_str()),
+            _ => None,
+        })
+        .collect();
+    assert_eq!((names, rest.len()), (vec!["f"], 0), "{parts:?}");
+    check(Hermes, text, &[content(text)]);
+}
+
 /// A call may begin inside what was too long for a name, however the text arrives.
 #[test]
 fn too_long_names_are_content_up_to_the_next_call() {
