@@ -73,8 +73,8 @@ fn decode(
                 let shard = shard(file, spec, &plan, kernels);
                 let cache = KvCache::new(KvFormat::F16, spec, &plan, KvBlocks::alike(BLOCKS));
                 let pool = Pool::new(PoolOptions { threads: THREADS, cores: Vec::new(), spin: false });
-                let mut model =
-                    Model::new(shard, cache.expect("enough memory"), Compute::new(kernels, pool), spec.context_length);
+                let compute = Compute::new(kernels, pool.expect("threads can be started"));
+                let mut model = Model::new(shard, cache.expect("enough memory"), compute, spec.context_length);
                 let number = Rank(rank as u16);
                 let timing = StepTiming::new(number, Arc::new(SyncLog::new(number, 0..world as u16)));
                 let abort = Arc::new(Abort::new().expect("a file descriptor is free"));
@@ -140,6 +140,7 @@ fn no_collective_allocates_for_a_token() {
 #[test]
 fn allocation_on_a_pool_thread_is_counted() {
     let pool = Pool::new(PoolOptions { threads: THREADS, cores: Vec::new(), spin: false });
+    let pool = pool.expect("threads can be started");
     let before = calls(&pool);
     pool.run(&|thread| {
         if thread == 1 {

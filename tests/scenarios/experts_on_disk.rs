@@ -109,7 +109,8 @@ fn load(path: &Path, state: &Path) -> Model {
     let cache = KvCache::new(KvFormat::F32, &spec, &plan, KvBlocks::alike(4)).expect("enough memory");
     let states = StateCache::new(&spec, &plan, StateCount::of(1)).expect("enough memory");
     let pool = Pool::new(PoolOptions { threads: 1, cores: Vec::new(), spin: false });
-    Model::new(shard, cache, Compute::new(kernels, pool), spec.context_length).with_states(states)
+    let compute = Compute::new(kernels, pool.expect("threads can be started"));
+    Model::new(shard, cache, compute, spec.context_length).with_states(states)
 }
 
 fn step(model: &mut Model, position: u32) -> Result<(), String> {

@@ -159,7 +159,8 @@ impl Replica {
         let context_length = spec.context_length;
         let model = Box::new(move || {
             let pool = Pool::new(PoolOptions { threads, cores: Vec::new(), spin: false });
-            Model::new(shard, kv, Compute::new(kernels, pool), context_length).with_states(states)
+            let compute = Compute::new(kernels, pool.expect("threads can be started"));
+            Model::new(shard, kv, compute, context_length).with_states(states)
         });
         let end_tokens = self.model_text(file).end_tokens();
         let settings =

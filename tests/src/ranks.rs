@@ -184,7 +184,7 @@ fn rank_of(
     let blocks = tokens.len().div_ceil(KV_BLOCK_LENGTH);
     let states = StateCache::new(spec, &plan, StateCount::of(1)).expect("enough memory");
     let pool = Pool::new(PoolOptions { threads: how.threads, cores: Vec::new(), spin: false });
-    let compute = Compute::new(kernels, pool);
+    let compute = Compute::new(kernels, pool.expect("threads can be started"));
     let mut predicting = how.predicts.then(|| {
         let own = models::read_predictor(file, spec).expect("the file has a predictor");
         let plans = cut_stages(&own, &[(0..1, how.weights.clone())]).expect("the predictor can be cut");

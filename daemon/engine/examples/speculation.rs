@@ -67,7 +67,8 @@ fn setup(target: Loaded, draft: Loaded, threads: usize, kernels: &'static Kernel
     let ring = Arc::new(SyncLog::new(Rank(0), place.group.clone()));
     let model = Box::new(move || {
         let pool = Pool::new(PoolOptions { threads, cores: (0..threads).collect(), spin: false });
-        Model::new(shard, cache, Compute::new(kernels, pool), CONTEXT).with_states(states)
+        let compute = Compute::new(kernels, pool.expect("threads can be started"));
+        Model::new(shard, cache, compute, CONTEXT).with_states(states)
     });
     Setup {
         node: "pi0".into(),

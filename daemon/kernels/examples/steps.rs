@@ -28,7 +28,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let (columns, mib, rounds): (usize, usize, usize) = (columns.parse()?, mib.parse()?, rounds.parse()?);
     let kernels = Kernels::choose(table.first().map(String::as_str))?;
-    let pool = Pool::new(PoolOptions { threads: 1, cores: Vec::new(), spin: false });
+    let pool = Pool::new(PoolOptions { threads: 1, cores: Vec::new(), spin: false })?;
     let compute = Compute { kernels, pool: Arc::new(pool) };
     let format = BlockFormat::ALL.into_iter().find(|format| format.name().eq_ignore_ascii_case(name));
     let format = format.ok_or_else(|| format!("{name} is no format"))?;

@@ -86,7 +86,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let [name, tokens, columns] = &arguments[..] else { return Err("expected FORMAT TOKENS COLUMNS".into()) };
     let (tokens, columns) = (tokens.parse()?, columns.parse()?);
     let kernels = Kernels::choose(None)?;
-    let compute = Compute::new(kernels, Pool::new(PoolOptions { threads: 1, cores: Vec::new(), spin: false }));
+    let compute = Compute::new(kernels, Pool::new(PoolOptions { threads: 1, cores: Vec::new(), spin: false })?);
     match name.as_str() {
         "clamped_swiglu" => gate(kernels.clamped_swiglu, columns),
         "gelu_multiply" => gate(kernels.gelu_multiply, columns),

@@ -50,7 +50,8 @@ fn scales_of(format: BlockFormat) -> &'static [usize] {
 }
 
 fn compute(kernels: &'static Kernels, threads: usize) -> Compute {
-    Compute::new(kernels, Pool::new(PoolOptions { threads, cores: Vec::new(), spin: false }))
+    let pool = Pool::new(PoolOptions { threads, cores: Vec::new(), spin: false });
+    Compute::new(kernels, pool.expect("threads can be started"))
 }
 
 /// Products `[token, row]` of rows, starting at their block `begin`.

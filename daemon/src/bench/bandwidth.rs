@@ -1,6 +1,6 @@
 //! Read bandwidth of the machine by number of threads: the best of several methods of reading a buffer that exceeds all
 //! caches. The upper bound for decoding.
-use std::time::Instant;
+use std::{io, time::Instant};
 
 use engine::model::region::Region;
 use kernels::{Kernels, Pool, PoolOptions};
@@ -49,23 +49,24 @@ pub(super) fn measure(
     let probe = Probe::new(kernels, options, read_mib)?;
     if let Some(before) = before {
         reporter.begin("read bandwidth, second measurement");
-        return Ok(before.into_iter().map(|one| better(one, probe.rate(one))).collect());
+        return before.into_iter().map(|one| Ok(better(one, probe.rate(one)?))).collect();
     }
     let counts = counts(options.threads);
     let mut search = |threads: usize| {
         reporter.begin(format_args!("read bandwidth with {threads} of {} threads", options.threads));
-        probe.ways(threads).fold(Bandwidth { bytes_per_second: 0.0, ..way(threads) }, better)
+        let ways = probe.ways(threads)?;
+        io::Result::Ok(ways.fold(Bandwidth { bytes_per_second: 0.0, ..way(threads) }, better))
     };
-    let (one, all) = (search(1), search(options.threads));
+    let (one, all) = (search(1)?, search(options.threads)?);
     let rates = counts.into_iter().map(|threads| match threads {
-        1 => one,
-        threads if threads == options.threads => all,
+        1 => Ok(one),
+        threads if threads == options.threads => Ok(all),
         threads => {
             let [one, all] = [one, all].map(|way| probe.rate(Bandwidth { threads: threads as u16, ..way }));
-            better(one, all)
+            Ok(better(one?, all?))
         }
     });
-    Ok(rates.collect())
+    rates.collect()
 }
 
 fn way(threads: usize) -> Bandwidth {
@@ -88,25 +89,25 @@ impl<'a> Probe<'a> {
     }
 
     /// Every method with this number of threads.
-    fn ways(&self, threads: usize) -> impl Iterator<Item = Bandwidth> {
-        let pool = self.pool(threads);
+    fn ways(&self, threads: usize) -> io::Result<impl Iterator<Item = Bandwidth>> {
+        let pool = self.pool(threads)?;
         let ways = [true, false].into_iter().flat_map(move |huge_pages| {
             STREAMS.into_iter().flat_map(move |streams| {
                 AHEAD.into_iter().map(move |ahead| Bandwidth { streams, ahead, huge_pages, ..way(threads) })
             })
         });
-        ways.map(move |way| self.rate_on(&pool, way))
+        Ok(ways.map(move |way| self.rate_on(&pool, way)))
     }
 
-    fn pool(&self, threads: usize) -> Pool {
-        let pool = Pool::new(PoolOptions { threads, ..self.options.clone() });
+    fn pool(&self, threads: usize) -> io::Result<Pool> {
+        let pool = Pool::new(PoolOptions { threads, ..self.options.clone() })?;
         pool.pin_caller();
-        pool
+        Ok(pool)
     }
 
     /// Measures the same method again.
-    fn rate(&self, way: Bandwidth) -> Bandwidth {
-        self.rate_on(&self.pool(usize::from(way.threads)), way)
+    fn rate(&self, way: Bandwidth) -> io::Result<Bandwidth> {
+        Ok(self.rate_on(&self.pool(usize::from(way.threads))?, way))
     }
 
     fn rate_on(&self, pool: &Pool, way: Bandwidth) -> Bandwidth {
@@ -139,11 +140,12 @@ pub(super) fn now(kernels: &Kernels, pool: &Pool, bytes: &[u8]) -> f64 {
 /// Read rate of this many threads in bytes per second, measured in some milliseconds.
 ///
 /// # Errors
-/// There is no memory to read.
-pub(crate) fn quick(kernels: &Kernels, threads: usize) -> std::io::Result<f64> {
+/// There is no memory to read, or a thread cannot be started.
+pub(crate) fn quick(kernels: &Kernels, threads: usize) -> io::Result<f64> {
     let mut memory = Region::new(QUICK_BYTES)?;
     memory.bytes_mut().fill(1);
-    Ok(now(kernels, &Pool::new(PoolOptions { threads, cores: Vec::new(), spin: false }), memory.bytes()))
+    let pool = Pool::new(PoolOptions { threads, cores: Vec::new(), spin: false })?;
+    Ok(now(kernels, &pool, memory.bytes()))
 }
 
 #[cfg(test)]

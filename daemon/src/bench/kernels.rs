@@ -37,7 +37,7 @@ pub(super) fn run(arguments: &KernelArguments, chosen: &'static Kernels) -> anyh
     let tables = tables.into_iter().map(|kernels| {
         let cores = allowed_cores().into_iter().map(usize::from).collect::<Vec<_>>();
         let threads = usize::from(arguments.threads);
-        let pool = Pool::new(PoolOptions { threads, spin: threads <= cores.len(), cores });
+        let pool = Pool::new(PoolOptions { threads, spin: threads <= cores.len(), cores })?;
         pool.pin_caller();
         let compute = Compute::new(kernels, pool);
         let mut measured = Vec::new();
@@ -45,9 +45,9 @@ pub(super) fn run(arguments: &KernelArguments, chosen: &'static Kernels) -> anyh
             reporter.begin(format_args!("{} of {}", weights.format.name(), kernels.name));
             measured.extend(products(&compute, weights, arguments));
         }
-        Table { kernels: kernels.name.into(), peak_gmacs: peak(kernels), products: measured }
+        Ok(Table { kernels: kernels.name.into(), peak_gmacs: peak(kernels), products: measured })
     });
-    Ok(KernelBench { threads: arguments.threads, tables: tables.collect() })
+    Ok(KernelBench { threads: arguments.threads, tables: tables.collect::<anyhow::Result<_>>()? })
 }
 
 /// The requested formats, or all.

@@ -165,7 +165,7 @@ impl ModelBench {
         let mut cache = KvCache::new(arguments.kv, spec, &shard.plan, KvBlocks::alike(blocks))?;
         cache.fill();
         let states = StateCache::new(spec, &shard.plan, StateCount::in_model(spec, 1))?;
-        let pool = Pool::new(options);
+        let pool = Pool::new(options)?;
         pool.pin_caller();
         let timing = StepTiming::new(Rank(0), Arc::new(SyncLog::alone()));
         let settings =

@@ -6,7 +6,7 @@ use std::{
     io::{self, Write},
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, Weak},
     time::SystemTime,
 };
 
@@ -107,11 +107,12 @@ impl PackedCache {
         }
     }
 
-    /// Writes a shard in the background. Errors are logged: the next start then packs again.
-    pub fn write(&self, key: Key, region: Arc<Region>) {
-        let cache = self.clone();
+    /// Writes a shard in the background; stops when the shard is dropped. Errors are logged: the next start then packs
+    /// again.
+    pub fn write(&self, key: Key, region: &Arc<Region>) {
+        let (cache, shard) = (self.clone(), Unwritten::of(region));
         let started = std::thread::Builder::new().name("packed-shard".into()).spawn(move || {
-            if let Err(error) = cache.write_now(&key, &region) {
+            if let Err(error) = cache.write_now(&key, &shard) {
                 tracing::warn!("cannot write the packed shard: {error}; the next start packs it again");
             }
         });
@@ -120,14 +121,15 @@ impl PackedCache {
         }
     }
 
-    fn write_now(&self, key: &Key, region: &Arc<Region>) -> io::Result<()> {
+    fn write_now(&self, key: &Key, shard: &Unwritten) -> io::Result<()> {
         let _writing = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
+        // For a shard that was dropped during the wait, no other one is pruned.
+        drop(shard.region()?);
         fs::create_dir_all(&self.folder)?;
         self.prune(key)?;
-        let bytes = region.bytes();
         let place = nix::sys::statvfs::statvfs(&self.folder)?;
         let free = place.blocks_available().saturating_mul(place.fragment_size());
-        let needed = bytes.len() as u64 + SPARE;
+        let needed = shard.bytes as u64 + SPARE;
         if free < needed {
             let (needed, folder) = (needed >> 20, self.folder.display());
             return Err(io::Error::other(format!(
@@ -137,7 +139,7 @@ impl PackedCache {
         }
         let path = self.path(key);
         let part = path.with_extension(format!("{}.part", std::process::id()));
-        let written = write_file(&part, key, region).and_then(|()| fs::rename(&part, &path));
+        let written = write_file(&part, key, shard).and_then(|()| fs::rename(&part, &path));
         if written.is_err() {
             remove(&part);
         }
@@ -165,6 +167,34 @@ impl PackedCache {
 fn remove(path: &Path) {
     if let Err(error) = fs::remove_file(path) {
         tracing::warn!("cannot remove {}: {error}", path.display());
+    }
+}
+
+/// A shard to be written. Its writer keeps none of its memory while it waits for the disk or for another writer: the
+/// shard may be dropped meanwhile, and the next one needs the memory.
+struct Unwritten {
+    region: Weak<Region>,
+    bytes: usize,
+}
+
+impl Unwritten {
+    fn of(region: &Arc<Region>) -> Self {
+        Self { region: Arc::downgrade(region), bytes: region.bytes().len() }
+    }
+
+    fn region(&self) -> io::Result<Arc<Region>> {
+        self.region.upgrade().ok_or_else(|| io::Error::other("the shard is no longer used"))
+    }
+
+    /// Replaces `out` by the chunk with this number.
+    ///
+    /// # Errors
+    /// The shard is no longer used.
+    fn copy(&self, index: usize, out: &mut Vec<u8>) -> io::Result<()> {
+        let region = self.region()?;
+        out.clear();
+        out.extend_from_slice(&region.bytes()[index * CHUNK..self.bytes.min((index + 1) * CHUNK)]);
+        Ok(())
     }
 }
 
@@ -211,17 +241,18 @@ fn read_file(file: &File, key: &Key, out: &mut [u8], progress: &(dyn Fn(u64) -> 
     })
 }
 
-fn write_file(path: &Path, key: &Key, region: &Arc<Region>) -> io::Result<()> {
-    let bytes = region.bytes();
+fn write_file(path: &Path, key: &Key, shard: &Unwritten) -> io::Result<()> {
     let mut file = File::create(path)?;
-    let sums: Vec<u64> = bytes.chunks(CHUNK).map(checksum).collect();
-    file.write_all(&header(key, bytes.len(), &sums))?;
-    for chunk in bytes.chunks(CHUNK) {
-        if Arc::strong_count(region) == 1 {
-            return Err(io::Error::other("the shard is no longer used"));
-        }
-        file.write_all(chunk)?;
+    let mut sums = vec![0_u64; shard.bytes.div_ceil(CHUNK)];
+    // The checksums follow when all chunks were copied: each is copied once.
+    file.write_all(&header(key, shard.bytes, &sums))?;
+    let mut chunk = Vec::new();
+    for (index, sum) in sums.iter_mut().enumerate() {
+        shard.copy(index, &mut chunk)?;
+        *sum = checksum(&chunk);
+        file.write_all(&chunk)?;
     }
+    file.write_all_at(&header(key, shard.bytes, &sums), 0)?;
     file.sync_all()
 }
 
@@ -237,4 +268,78 @@ fn checksum(bytes: &[u8]) -> u64 {
     let fold = |sum: u64, word: u64| (sum ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
     let sum = sums.into_iter().fold(0, fold);
     rest.iter().fold(sum, |sum, byte| fold(sum, u64::from(*byte)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        env,
+        io::{Read, pipe},
+        os::fd::AsRawFd,
+        process, thread,
+    };
+
+    use nix::sys::memfd::{MFdFlags, memfd_create};
+
+    use super::*;
+
+    const KEY: Key = Key([7; 32]);
+
+    fn filled(bytes: usize) -> Arc<Region> {
+        let mut region = Region::new(bytes).expect("there is memory");
+        for (index, part) in region.bytes_mut().chunks_mut(1000).enumerate() {
+            part.fill(index as u8);
+        }
+        Arc::new(region)
+    }
+
+    /// A path that opens the file of this descriptor.
+    fn path_of(file: &impl AsRawFd) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
+    }
+
+    #[test]
+    fn shard_of_several_chunks_is_read_as_it_was_written() {
+        let file = File::from(memfd_create("packed", MFdFlags::empty()).expect("there is memory"));
+        let region = filled(2 * CHUNK + 5);
+        write_file(&path_of(&file), &KEY, &Unwritten::of(&region)).expect("it can be written");
+        let sums: Vec<u64> = region.bytes().chunks(CHUNK).map(checksum).collect();
+        let expected = [&header(&KEY, region.bytes().len(), &sums)[..], region.bytes()].concat();
+        assert!(fs::read(path_of(&file)).expect("it can be read") == expected, "the layout of version {VERSION}");
+        let mut read = vec![0; region.bytes().len()];
+        assert!(read_file(&file, &KEY, &mut read, &|_| true).is_ok());
+        assert!(read == region.bytes());
+    }
+
+    #[test]
+    fn dropped_shard_is_freed_while_its_writer_waits_for_another() {
+        let state = env::temp_dir().join(format!("bramble-packed-{}", process::id()));
+        let (cache, region) = (PackedCache::new(&state), filled(5));
+        let (shard, memory) = (Unwritten::of(&region), Arc::downgrade(&region));
+        let other = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
+        let writer = thread::spawn(move || cache.write_now(&KEY, &shard));
+        drop(region);
+        assert!(memory.upgrade().is_none());
+        drop(other);
+        let error = writer.join().expect("no panic").expect_err("there is nothing to write");
+        assert!(error.to_string().contains("no longer used"), "{error}");
+        assert!(!state.exists(), "no shard is pruned");
+    }
+
+    #[test]
+    fn dropped_shard_is_freed_while_the_disk_blocks_its_writer() {
+        let (mut disk, end) = pipe().expect("there are descriptors");
+        let (path, region) = (path_of(&end), filled(3 * CHUNK));
+        let (shard, memory) = (Unwritten::of(&region), Arc::downgrade(&region));
+        let writer = thread::spawn(move || write_file(&path, &KEY, &shard));
+        // A pipe has no room for a chunk: behind its first byte, the writer waits.
+        let mut begin = vec![0; header(&KEY, 3 * CHUNK, &[0; 3]).len() + 1];
+        disk.read_exact(&mut begin).expect("the writer begins");
+        drop(region);
+        assert!(memory.upgrade().is_none());
+        drop(end);
+        io::copy(&mut disk, &mut io::sink()).expect("the first chunk can be read");
+        let error = writer.join().expect("no panic").expect_err("the other chunks are gone");
+        assert!(error.to_string().contains("no longer used"), "{error}");
+    }
 }

@@ -348,7 +348,7 @@ impl Shard {
         if let Some((cached, folder)) =
             cache.filter(|_| !is_cached && !is_hollow).and_then(|cached| Some((cached, cached.cache?)))
         {
-            folder.write(key(&cached), Arc::clone(&region));
+            folder.write(key(&cached), &region);
         }
         let mut shard = Self::of_region(file, spec, plan, &slices, &region)?;
         if let Some(bytes) = expert_memory {

@@ -81,7 +81,7 @@ fn groups_match_single_tokens_bit_for_bit() {
             let wanted = Wanted { skip, quantised: format.is_quantised(), floats: !format.is_quantised() };
             for (tokens, threads) in [(1, 1), (1, 3), (2, 2), (7, 1), (23, 2), (70, 4)] {
                 let pool = Pool::new(PoolOptions { threads, cores: Vec::new(), spin: false });
-                let compute = Compute::new(kernels, pool);
+                let compute = Compute::new(kernels, pool.expect("threads can be started"));
                 let x: Vec<f32> = (0..tokens * COLUMNS).map(|at| (at * 37 % 101) as f32 / 300.0 - 0.1).collect();
                 let (mut groups, mut activations) = (Groups::default(), GroupedActivations::default());
                 groups.load(&choices(tokens), 2, 0..COUNT);
@@ -112,7 +112,7 @@ fn products_with_every_matrix_match_single_tokens_bit_for_bit() {
             let wanted = Wanted { skip: 0, quantised: format.is_quantised(), floats: !format.is_quantised() };
             for (tokens, threads) in [(1, 1), (1, 3), (2, 2), (23, 2)] {
                 let pool = Pool::new(PoolOptions { threads, cores: Vec::new(), spin: false });
-                let compute = Compute::new(kernels, pool);
+                let compute = Compute::new(kernels, pool.expect("threads can be started"));
                 let rows = COUNT * tokens;
                 let x: Vec<f32> = (0..rows * COLUMNS).map(|at| (at * 37 % 101) as f32 / 300.0 - 0.1).collect();
                 let (mut groups, mut activations) = (Groups::default(), GroupedActivations::default());

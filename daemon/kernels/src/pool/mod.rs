@@ -5,6 +5,7 @@
 use std::{
     any::Any,
     cell::UnsafeCell,
+    io,
     marker::PhantomData,
     ops::Range,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
@@ -155,7 +156,10 @@ impl Shared {
 
 impl Pool {
     /// Starts the threads.
-    pub fn new(options: PoolOptions) -> Self {
+    ///
+    /// # Errors
+    /// The system cannot start one of them; the others have ended.
+    pub fn new(options: PoolOptions) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             job: JobCell(UnsafeCell::new(None)),
             generation: AtomicU32::new(0),
@@ -170,14 +174,19 @@ impl Pool {
             spin: options.spin,
             clock: Arc::default(),
         });
-        let workers = (1..options.threads)
-            .map(|thread| {
-                let (shared, core) = (Arc::clone(&shared), core_of(&options, thread));
-                let builder = std::thread::Builder::new().name(format!("compute-{thread}"));
-                builder.spawn(move || work(&shared, thread, core)).expect("the system can start a thread")
-            })
-            .collect();
-        Self { shared, workers, options }
+        let threads = options.threads;
+        // If a thread cannot be started, the end of the pool is that of the threads before it.
+        let mut pool = Self { shared, workers: Vec::new(), options };
+        for thread in 1..threads {
+            let (shared, core) = (Arc::clone(&pool.shared), core_of(&pool.options, thread));
+            let builder = std::thread::Builder::new().name(format!("compute-{thread}"));
+            let worker = builder.spawn(move || work(&shared, thread, core)).map_err(|error| {
+                let reason = format!("cannot start thread {} of {threads} for computing: {error}", thread + 1);
+                io::Error::new(error.kind(), reason)
+            });
+            pool.workers.push(worker?);
+        }
+        Ok(pool)
     }
 
     /// Pins the calling thread to the core of thread 0.

@@ -2,7 +2,7 @@
 use super::*;
 
 fn pool(threads: usize) -> Pool {
-    Pool::new(PoolOptions { threads, cores: Vec::new(), spin: threads == 2 })
+    Pool::new(PoolOptions { threads, cores: Vec::new(), spin: threads == 2 }).expect("threads can be started")
 }
 
 #[test]

@@ -1,10 +1,11 @@
 //! Executes an assignment: loads the shard, accepts incoming links, opens the others, starts the engine.
 use std::{
+    mem,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use common::{
@@ -23,7 +24,7 @@ use tokio::{
     task::{AbortHandle, spawn_blocking},
     time::timeout,
 };
-use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::{TaskTracker, TaskTrackerToken};
 use topology::Topology;
 
 use super::{
@@ -42,11 +43,22 @@ use crate::{
     node::{Event, Node, effect::AssignmentEffect},
 };
 
+/// Longest wait, at the end of the process, until the record of its loads is removed: the disk may have stalled.
+const RECORDED: Duration = Duration::from_secs(2);
+
 /// A finished load; the result of an earlier attempt at the same epoch is ignored.
 #[derive(Debug)]
 pub struct LoadOutcome {
     attempt: u64,
-    result: Result<Box<Loaded>, FaultKind>,
+    result: Result<PreparedShard, FaultKind>,
+}
+
+/// A loaded shard that no engine runs yet.
+#[derive(Debug)]
+struct PreparedShard {
+    loaded: Box<Loaded>,
+    /// Marks its memory as occupied. The last field: it is dropped when the shard is freed.
+    _held: TaskTrackerToken,
 }
 
 /// Progress of a load; that of an earlier attempt at the same epoch is ignored.
@@ -78,7 +90,7 @@ pub(super) struct RankLink {
 struct PendingAssignment {
     attempt: u64,
     place: LocalAssignment,
-    loaded: Option<Box<Loaded>>,
+    loaded: Option<PreparedShard>,
     cancelled: Arc<AtomicBool>,
     arrivals: Sender<IncomingLink>,
     arrived: Option<Receiver<IncomingLink>>,
@@ -106,14 +118,27 @@ struct MemoryHolders {
 }
 
 impl MemoryHolders {
-    /// Waits for all of them to end.
-    async fn gone(self) {
-        if let Some(bench) = self.bench {
+    /// Waits for all of them to end, and for the memory of earlier loads.
+    async fn gone(self, earlier: TaskTracker) {
+        let Self { bench, engines } = self;
+        if let Some(bench) = bench {
             bench.gone().await;
         }
-        // An engine first ends its step and then frees its shard. If it hangs, the load finds too little memory.
-        let _ = timeout(GONE, self.engines.wait()).await;
+        // An engine first ends its step and then frees its shard; a load that was abandoned notices that between two
+        // parts. If one of them hangs, the load finds too little memory.
+        let ends = async {
+            engines.wait().await;
+            earlier.wait().await;
+        };
+        let _ = timeout(GONE, ends).await;
     }
+}
+
+/// A tracker for marks of occupied memory: a wait ends as soon as there is none.
+fn no_marks() -> TaskTracker {
+    let marks = TaskTracker::new();
+    marks.close();
+    marks
 }
 
 /// The assignment that is being loaded or connected, if there is one.
@@ -122,17 +147,25 @@ pub(super) struct Assignments {
     open: Option<PendingAssignment>,
     /// Number of assignments that were started.
     attempts: u64,
+    /// The mark of the latest load, until it ended and its shard was freed or is run by an engine.
+    occupied: TaskTracker,
     record: Arc<LoadRecord>,
 }
 
 impl Assignments {
     pub(super) fn new(record: LoadRecord) -> Self {
-        Self { open: None, attempts: 0, record: Arc::new(record) }
+        Self { open: None, attempts: 0, occupied: no_marks(), record: Arc::new(record) }
+    }
+
+    /// Forgets the processes that ended in a load: an operator has repaired this node.
+    pub(super) fn forget_ends(&self) {
+        self.record.forget();
     }
 
     /// The process ends, even in the middle of a load.
-    pub(super) fn stop(&self) {
-        self.record.stop();
+    pub(super) async fn stop(&self) {
+        let record = Arc::clone(&self.record);
+        let _ = timeout(RECORDED, spawn_blocking(move || record.forget())).await;
     }
 
     pub(super) fn perform(
@@ -150,13 +183,14 @@ impl Assignments {
             AssignmentEffect::Discard(epoch) => {
                 if let Some(open) = self.open.take_if(|open| open.place.epoch == epoch) {
                     open.cancelled.store(true, Ordering::Release);
+                    free(open.loaded);
                 }
             }
             AssignmentEffect::Connect(epoch) => self.connect(epoch, context),
         }
     }
 
-    /// Loads a shard on a blocking thread, after the end of those that hold memory.
+    /// Loads a shard, after the end of those that hold memory.
     fn load(&mut self, prepare: Prepare, context: &DriverContext, before: MemoryHolders) {
         let cancelled = Arc::new(AtomicBool::new(false));
         let topology = prepare.topology.clone();
@@ -173,10 +207,28 @@ impl Assignments {
             arrived: Some(arrived),
             linking: None,
         });
-        let (context, record) = (context.clone(), Arc::clone(&self.record));
+        let (context, record, inputs) = (context.clone(), Arc::clone(&self.record), context.inputs.clone());
+        self.run(attempt, inputs, before, move || run_load(&context, &record, attempt, &prepare, &cancelled));
+    }
+
+    /// Runs a load on a blocking thread and reports its outcome.
+    fn run(
+        &mut self,
+        attempt: u64,
+        inputs: Sender<Input>,
+        before: MemoryHolders,
+        load: impl FnOnce() -> Result<Box<Loaded>, FaultKind> + Send + 'static,
+    ) {
+        // It waits for the latest load, and so for all earlier ones.
+        let earlier = mem::replace(&mut self.occupied, no_marks());
+        let held = self.occupied.token();
         tokio::spawn(async move {
-            before.gone().await;
-            spawn_blocking(move || run_load(&context, &record, attempt, &prepare, &cancelled));
+            before.gone(earlier).await;
+            // Without the outcome of a panic, the leader would wait for this node until its limit.
+            let result = spawn_blocking(load).await;
+            let result = result.unwrap_or_else(|error| Err(FaultKind::Internal { reason: error.to_string() }));
+            let result = result.map(|loaded| PreparedShard { loaded, _held: held });
+            let _ = inputs.send(Input::Loaded(LoadOutcome { attempt, result })).await;
         });
     }
 
@@ -190,10 +242,13 @@ impl Assignments {
     /// Takes the result of a load. Returns its event, unless the assignment was abandoned.
     pub(super) fn loaded(&mut self, outcome: LoadOutcome, context: &DriverContext) -> Option<Event> {
         let LoadOutcome { attempt, result } = outcome;
-        let open = self.open.as_mut().filter(|open| open.attempt == attempt)?;
-        let result = result.map_err(|kind| context.fault(kind)).map(|loaded| {
-            let bytes = loaded.bytes;
-            open.loaded = Some(loaded);
+        let Some(open) = self.open.as_mut().filter(|open| open.attempt == attempt) else {
+            free(result.ok());
+            return None;
+        };
+        let result = result.map_err(|kind| context.fault(kind)).map(|shard| {
+            let bytes = shard.loaded.bytes;
+            open.loaded = Some(shard);
             bytes
         });
         Some(Event::Loaded(open.place.epoch, result))
@@ -272,10 +327,17 @@ impl Assignments {
         let LinkOutcome { attempt, result, peers } = outcome;
         let open = self.open.take_if(|open| open.attempt == attempt)?;
         let epoch = open.place.epoch;
-        let started = result.and_then(|links| {
-            let loaded = *open.loaded.ok_or(FaultKind::NotPrepared { epoch })?;
-            RunningEngine::start(context, EngineStart { run: attempt, place: open.place, loaded, links, peers })
-        });
+        let started = match (result, open.loaded) {
+            (Ok(links), Some(shard)) => {
+                let (place, loaded) = (open.place, *shard.loaded);
+                RunningEngine::start(context, EngineStart { run: attempt, place, loaded, links, peers })
+            }
+            (Ok(_), None) => Err(FaultKind::NotPrepared { epoch }),
+            (Err(kind), shard) => {
+                free(shard);
+                Err(kind)
+            }
+        };
         let result = started.map(|running| engine.host(running, node.state() == NodeState::Draining));
         let result = result.map_err(|kind| context.fault(kind));
         Some(Event::Connected(epoch, result))
@@ -296,22 +358,39 @@ fn kv_peers(context: &DriverContext, topology: &Topology, own: MemberIndex) -> O
     (!addresses.is_empty()).then(|| KvPeers::new(context.identity.clone(), addresses, buddy))
 }
 
+/// Frees a shard on a blocking thread: the driver must not wait until gigabytes are unmapped.
+fn free(shard: Option<PreparedShard>) {
+    if let Some(shard) = shard {
+        spawn_blocking(move || drop(shard));
+    }
+}
+
 /// Loads a shard and reports its progress.
-fn run_load(context: &DriverContext, record: &LoadRecord, attempt: u64, prepare: &Prepare, cancelled: &AtomicBool) {
+fn run_load(
+    context: &DriverContext,
+    record: &LoadRecord,
+    attempt: u64,
+    prepare: &Prepare,
+    cancelled: &AtomicBool,
+) -> Result<Box<Loaded>, FaultKind> {
     let (epoch, inputs) = (prepare.epoch, &context.inputs);
     let report = LoadReport { attempt, inputs, begun: Instant::now(), sent_ms: AtomicU64::new(0) };
-    let begun = record.begin(attempt, prepare.topology.hash(), context.started.elapsed());
+    let is_abandoned = || cancelled.load(Ordering::Acquire);
+    let begun = match is_abandoned() {
+        true => Err(FaultKind::NotPrepared { epoch }),
+        false => record.begin(attempt, prepare.topology.hash(), context.started.elapsed()),
+    };
     let result = begun.and_then(|()| {
         let result = loading::load(&context.config, context.kernels, prepare, &|progress| {
             report.send(progress);
-            !cancelled.load(Ordering::Acquire)
+            !is_abandoned()
         });
-        record.end(attempt);
+        record.end(attempt, is_abandoned());
         result
     });
     let result = result.map(Box::new);
     tracing::info!(%epoch, model = prepare.topology.model, ok = result.is_ok(), ms = report.elapsed_ms(), "load ended");
-    let _ = inputs.blocking_send(Input::Loaded(LoadOutcome { attempt, result }));
+    result
 }
 
 /// Reports the progress of a load: at most ten times a second, and at its end.
@@ -350,5 +429,67 @@ fn unexpected(between: &Between, node: &Node) -> FaultKind {
             ),
         },
         _ => FaultKind::NotPrepared { epoch },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::node::driver::state::StateFolder;
+
+    /// Longest wait for a load that must not begin yet.
+    const EARLY: Duration = Duration::from_millis(50);
+
+    fn assignments() -> Assignments {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let (state, _) = StateFolder::open(folder.path()).expect("the folder is there");
+        Assignments::new(LoadRecord::new(state, String::new(), None))
+    }
+
+    /// Nothing but earlier loads holds memory.
+    fn idle() -> MemoryHolders {
+        MemoryHolders { bench: None, engines: no_marks() }
+    }
+
+    fn failed() -> Result<Box<Loaded>, FaultKind> {
+        Err(FaultKind::NotPrepared { epoch: Epoch(5) })
+    }
+
+    /// The attempt and the fault of the next outcome.
+    async fn failure(outcomes: &mut Receiver<Input>) -> (u64, FaultKind) {
+        match timeout(GONE, outcomes.recv()).await.expect("the load ends") {
+            Some(Input::Loaded(LoadOutcome { attempt, result: Err(kind) })) => (attempt, kind),
+            input => panic!("{input:?}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn load_waits_for_the_end_of_an_abandoned_load() {
+        let (mut assignments, (inputs, mut outcomes)) = (assignments(), channel(3));
+        let (end, ended) = mpsc::channel::<()>();
+        assignments.run(1, inputs.clone(), idle(), move || {
+            // It has not noticed yet that it was abandoned.
+            let _ = ended.recv();
+            failed()
+        });
+        assignments.run(2, inputs.clone(), idle(), failed);
+        assignments.run(3, inputs, idle(), failed);
+        let early = timeout(EARLY, outcomes.recv()).await;
+        assert!(early.is_err(), "a load began too early: {early:?}");
+        drop(end);
+        for attempt in 1..=3 {
+            assert_eq!(failure(&mut outcomes).await, (attempt, FaultKind::NotPrepared { epoch: Epoch(5) }));
+        }
+    }
+
+    #[tokio::test]
+    async fn panic_in_a_load_is_its_fault() {
+        let (mut assignments, (inputs, mut outcomes)) = (assignments(), channel(1));
+        assignments.run(1, inputs, idle(), || panic!("no thread can be started"));
+        let (attempt, kind) = failure(&mut outcomes).await;
+        assert!(attempt == 1 && kind.to_string().contains("no thread can be started"), "{kind}");
+        assert!(matches!(kind, FaultKind::Internal { .. }));
     }
 }

@@ -19,6 +19,8 @@ pub(super) struct EngineHost {
     /// This node's name, for faults.
     name: String,
     running: Option<RunningEngine>,
+    /// The latest run whose death was reported.
+    died: Option<u64>,
     /// Engines that were stopped and have not ended yet. Closed, so that a wait ends as soon as there is none.
     stopping: TaskTracker,
 }
@@ -28,7 +30,7 @@ impl EngineHost {
     pub(super) fn new(name: String) -> Self {
         let stopping = TaskTracker::new();
         stopping.close();
-        Self { name, running: None, stopping }
+        Self { name, running: None, died: None, stopping }
     }
 
     /// The running engine.
@@ -136,9 +138,12 @@ impl EngineHost {
         !running.is_stalled(stall)
     }
 
-    /// The event of an engine whose thread has panicked.
-    pub(super) fn death(&self) -> Option<Event> {
+    /// The event of an engine whose thread has panicked, once.
+    pub(super) fn death(&mut self) -> Option<Event> {
         let running = self.running.as_ref().filter(|running| running.has_died())?;
+        if self.died.replace(running.run) == Some(running.run) {
+            return None;
+        }
         let reason = "the engine thread panicked; see its message in the log".into();
         Some(Event::Engine(running.epoch, ReplicaEvent::Broken { rank: None, reason }))
     }

@@ -206,7 +206,7 @@ impl Driver {
             neighbours: persisted.neighbours,
         };
         let monitor = Monitor::new(&config.health_root, config.listen, disk_folder(&config));
-        let loads = LoadRecord::new(state.clone(), identity.machine.clone());
+        let loads = LoadRecord::new(state.clone(), identity.machine.clone(), config.recovery.exclude_after);
         let (disk, written) = Disk::start(name.clone(), state)?;
         let driver = Self {
             node: Node::new(node, patience(&config)),
@@ -255,7 +255,6 @@ impl Driver {
             }
         }
         self.supervisor.stopping();
-        self.assignments.stop();
         // No input is read from here on: an engine that waits for room in the queue must not block its own end.
         drop(inputs);
         self.engine.end().await;
@@ -263,6 +262,7 @@ impl Driver {
             bench.stop();
             bench.gone().await;
         }
+        self.assignments.stop().await;
         let since = Deadline::now();
         while self.disk.is_pending()
             && let Some(result) = disk::flushed(&mut self.written, since).await
@@ -360,7 +360,11 @@ impl Driver {
         }
         log_failure(&event, &self.node);
         let before = self.node.state();
+        let was_out = matches!(event, Event::ExclusionsKept(_)) && self.is_out();
         let effects = self.node.handle(event);
+        if was_out && !self.is_out() {
+            self.assignments.forget_ends();
+        }
         let after = self.node.state();
         let is_request = |state| matches!(state, NodeState::Ready | NodeState::Serving);
         if before != after && !(is_request(before) && is_request(after)) {
@@ -370,6 +374,11 @@ impl Driver {
             self.supervisor.status(&self.status());
         }
         effects
+    }
+
+    /// Whether this node is excluded.
+    fn is_out(&self) -> bool {
+        self.node.exclusions().of(&self.context.config.name, "").is_some()
     }
 
     /// Performs an effect in its room; returns an event that follows at once.

@@ -147,7 +147,7 @@ impl RunningEngine {
         let end_tokens = loaded.text.as_ref().map_or(Vec::new(), ModelText::end_tokens);
         let text = texts(&context.config, &mut loaded, &commands, sink.clone())?;
         let parts = EngineParts { group, transfers, end_tokens, abort: Arc::clone(&abort), peers };
-        let setup = setup(context, &place, loaded, parts);
+        let setup = setup(context, &place, loaded, parts)?;
         let builder = thread::Builder::new().name("engine".into()).stack_size(ENGINE_STACK_BYTES);
         let thread = builder.spawn(move || engine::run(setup, &orders, &*sink))?;
         let beats = TaskTracker::new();
@@ -451,7 +451,7 @@ struct EngineParts {
     peers: Option<Arc<KvPeers>>,
 }
 
-fn setup(context: &DriverContext, place: &LocalAssignment, loaded: Loaded, parts: EngineParts) -> Setup {
+fn setup(context: &DriverContext, place: &LocalAssignment, loaded: Loaded, parts: EngineParts) -> io::Result<Setup> {
     let EngineParts { group, transfers, end_tokens, abort, peers } = parts;
     let config = &context.config;
     let member = &place.topology.members[place.member.index()];
@@ -459,13 +459,12 @@ fn setup(context: &DriverContext, place: &LocalAssignment, loaded: Loaded, parts
     let threads = usize::from(config.threads.unwrap_or(member.threads));
     let limits = Limits::of(&place.topology, &loaded.shard.spec);
     let kernels = context.kernels;
-    let options = PoolOptions { threads, cores, spin: member.spin };
+    let pool = Pool::new(PoolOptions { threads, cores, spin: member.spin })?;
     let part = Part::of(&loaded.shard.plan);
     let (shard, cache, states, pace) = (loaded.shard, loaded.cache, loaded.states, loaded.pace);
     let context_length = place.topology.context_length as usize;
-    // The thread pool and the model are created on the engine's thread, which first sets its CPU affinity.
+    // The model is created on the engine's thread, which first sets its CPU affinity.
     let model = Box::new(move || {
-        let pool = Pool::new(options);
         pool.pin_caller();
         Model::new(shard, cache, Compute::new(kernels, pool), context_length).with_states(states).paced(pace)
     });
@@ -482,7 +481,7 @@ fn setup(context: &DriverContext, place: &LocalAssignment, loaded: Loaded, parts
         None
     });
     let store = disk.map(|disk| (disk, loaded.space));
-    Setup { node, place, limits, model, draft, group, transfers, store, variant, end_tokens, vocabulary, abort }
+    Ok(Setup { node, place, limits, model, draft, group, transfers, store, variant, end_tokens, vocabulary, abort })
 }
 
 fn sink(inputs: Sender<Input>, run: u64) -> impl Fn(EngineEvent) + Send + Sync + 'static {

@@ -102,11 +102,10 @@ impl OpenSessions {
     /// Queues an answer; ends a session that has no room for it.
     pub(super) fn respond(&mut self, session: SessionId, id: RequestId, body: ResponseBody) {
         let Some(outbox) = self.outboxes.get(&session) else { return };
-        let is_last = outbox.is_nearly_full();
-        if outbox.try_send(Response { id, body }) && !is_last {
+        // The last place is reserved for the reason of the session's end.
+        if !outbox.is_nearly_full() && outbox.try_send(Response { id, body }) {
             return;
         }
-        // The last place is reserved for the reason; then the session ends.
         tracing::warn!(?session, "a console reads too slowly; its session is closed");
         let body = ResponseBody::Failed(Fault::new(&self.name, FaultKind::SlowReader));
         // If there is no room even for that, the client sees the closed session.

@@ -1,5 +1,5 @@
-//! The driver with a disk that stalls, and with an engine that ends late. A state folder's file is replaced by way of
-//! `NAME.new`: where that is a FIFO, the write waits for a reader.
+//! The driver with a disk that stalls, with an engine that ends late or dies, and with a client that does not read. A
+//! state folder's file is replaced by way of `NAME.new`: where that is a FIFO, the write waits for a reader.
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -10,7 +10,7 @@ use std::{
 };
 
 use common::{
-    fault::FaultKind,
+    fault::{Fault, FaultKind},
     ids::{Epoch, MemberIndex, RequestId},
 };
 use kernels::Kernels;
@@ -29,7 +29,7 @@ use tokio::{
 };
 use topology::{Exclusions, Rolling, rolling::Phase};
 
-use super::{running::RunningEngine, *};
+use super::{outbox::RESPONSES_MAX, running::RunningEngine, *};
 use crate::{
     config::DaemonArguments,
     node::{
@@ -230,6 +230,46 @@ async fn load_waits_for_the_end_of_a_stopped_engine() {
     assert!(matches!(first, Some(Input::Event(Event::Tick { .. }))), "the load began too early: {first:?}");
     let second = timeout(PATIENCE, receiver.recv()).await.expect("the load begins");
     assert!(matches!(second, Some(Input::Loaded(_))), "{second:?}");
+}
+
+#[test]
+fn death_of_an_engine_is_reported_once() {
+    let mut host = EngineHost::new("pi1".into());
+    host.host(RunningEngine::of_thread(Epoch(4), thread::spawn(|| {})), false);
+    let end = std::time::Instant::now() + PATIENCE;
+    let death = loop {
+        if let Some(event) = host.death() {
+            break event;
+        }
+        assert!(std::time::Instant::now() < end, "the thread ends");
+        thread::yield_now();
+    };
+    assert!(matches!(death, Event::Engine(Epoch(4), ReplicaEvent::Broken { rank: None, .. })), "{death:?}");
+    // It stays hosted until the node has another assignment.
+    assert!(host.running().is_some());
+    assert!(host.death().is_none());
+}
+
+#[test]
+fn slow_reader_finds_the_reason_in_the_last_place() {
+    let mut sessions = OpenSessions::new("pi1".into());
+    let (outbox, mut queue) =
+        Outbox::new(SessionClient { role: None, name: "test".into() }, &ResponseBudget::default());
+    sessions.open(SESSION, outbox);
+    for id in 1..RESPONSES_MAX as u64 {
+        sessions.respond(SESSION, RequestId(id), ResponseBody::Committed);
+    }
+    assert!(sessions.take_slow().is_empty());
+    sessions.respond(SESSION, RequestId(0), ResponseBody::Committed);
+    assert_eq!(sessions.take_slow(), [SESSION]);
+    for id in 1..RESPONSES_MAX as u64 {
+        let response = queue.try_recv().expect("it was queued").response;
+        assert_eq!((response.id, response.body), (RequestId(id), ResponseBody::Committed));
+    }
+    let last = queue.try_recv().expect("the last place is taken").response;
+    let fault = Fault::new("pi1", FaultKind::SlowReader);
+    assert_eq!((last.id, last.body), (RequestId(0), ResponseBody::Failed(fault)));
+    assert!(queue.try_recv().is_err());
 }
 
 #[tokio::test]
