@@ -55,7 +55,7 @@ fn serve(socket: &UnixStream) -> io::Result<()> {
         };
         limit_time(seconds)?;
         if matches!(job, Job::Encode(..)) && !inline.has_tokenizer() {
-            // The file is mapped whole while it is read; its parser bounds how much is read.
+            // A vocabulary may need more than a request may; the parser bounds how much of the file is read.
             limit_memory(None)?;
             let read = inline.read_tokenizer();
             limit_memory(Some(memory))?;

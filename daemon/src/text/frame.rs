@@ -57,7 +57,7 @@ pub(super) enum Outcome {
     Refused(FaultKind),
 }
 
-/// Writes a message.
+/// Writes a message. If a write of the socket times out, the error is `WouldBlock`, and a part may have been written.
 pub(super) fn write(mut socket: impl Write, message: &impl Serialize) -> io::Result<()> {
     let bytes = postcard::to_stdvec(message).map_err(io::Error::other)?;
     socket.write_all(&(bytes.len() as u32).to_le_bytes())?;

@@ -30,12 +30,15 @@ use crate::priority::Priority;
 
 /// Interval of checks whether an outcome is still wanted.
 const LOOK: Duration = Duration::from_millis(50);
-/// Time limit for a child to accept a message, or to be gone after it was killed.
-const PROMPTLY: Duration = Duration::from_secs(10);
+/// Time limit for a child to accept more of a message, or to end after it closed its socket.
+const PROMPTLY: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 10 });
 /// Resident size in bytes above which a child is ended after its work.
 const RESIDENT_MAX: u64 = 64 << 20;
 /// Most bytes read from the standard error of a child that ended.
 const LAST_WORDS_MAX: u64 = 4096;
+/// Parts of the last words of a child whose work needs too much stack or memory.
+const NO_STACK: &str = "overflowed its stack";
+const NO_MEMORY: &str = "memory allocation of";
 
 /// Command line that starts a child.
 #[derive(Clone, Debug)]
@@ -102,12 +105,22 @@ impl Drop for Alive {
 enum Failure {
     /// The outcome is no longer wanted.
     Unwanted,
-    /// The deadline has passed.
-    Late,
-    /// The child ended.
+    /// This time limit was exceeded: the deadline, or that for accepting the job.
+    Late(Duration),
+    /// The child ended, with these last words; without a status, it closed its socket and had to be killed.
     Ended(String, Option<ExitStatus>),
     /// The child could not be started.
     Absent(io::Error),
+}
+
+impl Failure {
+    /// Whether the work exceeded a limit on its resources, as it would again. The other causes may be a machine that is
+    /// busy or short of memory.
+    fn is_lasting(&self) -> bool {
+        let Self::Ended(words, status) = self else { return false };
+        let is_out_of_time = status.and_then(|status| status.signal()) == Some(Signal::SIGXCPU as i32);
+        is_out_of_time || words.contains(NO_STACK) || words.contains(NO_MEMORY)
+    }
 }
 
 impl Worker {
@@ -126,13 +139,7 @@ impl Worker {
     /// Runs a job in the child.
     fn ask(&mut self, job: Job) -> Result<Outcome, Unprepared> {
         let ask = Ask { seconds: self.budget.seconds, job };
-        let deadline = Instant::now() + self.budget.deadline;
-        let mut failure = self.try_ask(&ask, deadline);
-        // If the kernel killed the child for its memory, or it ended before the job arrived, the job is retried once.
-        if matches!(&failure, Err(Failure::Ended(_, status)) if is_foreign(*status)) {
-            failure = self.try_ask(&ask, deadline);
-        }
-        match failure {
+        match self.try_twice(&ask) {
             Ok(Outcome::Refused(kind)) => Err(kind.into()),
             Ok(outcome) => Ok(outcome),
             // Not an outcome of the work, so it must not be cached.
@@ -143,6 +150,16 @@ impl Worker {
                 Err(kind.into())
             }
         }
+    }
+
+    /// Runs a job; retries it once if the kernel killed the child for its memory, or it ended before the job arrived.
+    fn try_twice(&mut self, ask: &Ask) -> Result<Outcome, Failure> {
+        let deadline = Instant::now() + self.budget.deadline;
+        let outcome = self.try_ask(ask, deadline);
+        if matches!(&outcome, Err(Failure::Ended(_, status)) if is_foreign(*status)) {
+            return self.try_ask(ask, deadline);
+        }
+        outcome
     }
 
     fn try_ask(&mut self, ask: &Ask, deadline: Instant) -> Result<Outcome, Failure> {
@@ -166,7 +183,9 @@ impl Worker {
                 Ok(outcome)
             }
             Err(_) if is_unwanted => Err(Failure::Unwanted),
-            Err(error) if error.kind() == ErrorKind::TimedOut => Err(Failure::Late),
+            Err(error) if error.kind() == ErrorKind::TimedOut => Err(Failure::Late(self.budget.deadline)),
+            // Only writing returns this: the child does not read, and will not end by itself.
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Err(Failure::Late(PROMPTLY)),
             // Its socket closed: it has ended, or is about to.
             Err(_) => {
                 let status = ended(&mut alive.child);
@@ -179,14 +198,18 @@ impl Worker {
         let (socket, end) = UnixStream::pair()?;
         socket.set_read_timeout(Some(LOOK))?;
         socket.set_write_timeout(Some(PROMPTLY))?;
-        let child = spawn(&self.program.0, &end)?;
-        // If the child has ended already, the first job detects it.
-        let _ = frame::write(&socket, &self.beginning);
-        Ok(Alive { child, socket })
+        let alive = Alive { child: spawn(&self.program.0, end)?, socket };
+        let written = frame::write(&alive.socket, &self.beginning);
+        // After a part of a message, the child could read no job.
+        if written.is_err_and(|error| error.kind() == ErrorKind::WouldBlock) {
+            return Err(io::Error::new(ErrorKind::TimedOut, "it does not read its parameters"));
+        }
+        // Any other error means that the child has ended already, which the first job detects.
+        Ok(alive)
     }
 
     fn explain(&self, job: &Job, failure: Failure) -> FaultKind {
-        let Budget { memory, seconds, deadline, .. } = self.budget;
+        let Budget { memory, seconds, .. } = self.budget;
         let subject = match job {
             Job::Compile | Job::Render(..) => format!("the chat template of {}", self.model),
             Job::Check(_) => "response format: compiling the schema".into(),
@@ -199,13 +222,13 @@ impl Worker {
                 return FaultKind::Internal { reason };
             }
             Failure::Unwanted => "was cancelled".to_owned(),
-            Failure::Late => format!("took longer than {} s", deadline.as_secs()),
+            Failure::Late(limit) => format!("took longer than {} s", limit.as_secs()),
             Failure::Ended(words, status) => match status.and_then(|status| status.signal()) {
                 Some(signal) if signal == Signal::SIGXCPU as i32 => {
                     format!("took more than {seconds} s of processor time")
                 }
-                _ if words.contains("overflowed its stack") => "ran out of stack".into(),
-                _ if words.contains("memory allocation of") => {
+                _ if words.contains(NO_STACK) => "ran out of stack".into(),
+                _ if words.contains(NO_MEMORY) => {
                     format!("ran out of memory: at most {} MiB are allowed", memory >> 20)
                 }
                 Some(signal) if signal == Signal::SIGKILL as i32 => "was killed by the system: memory is short".into(),
@@ -224,10 +247,11 @@ fn is_foreign(status: Option<ExitStatus>) -> bool {
     status.is_some_and(|status| status.signal() == Some(Signal::SIGKILL as i32) || status.success())
 }
 
-fn spawn(words: &[OsString], end: &UnixStream) -> io::Result<Child> {
+/// Starts a child. Only the child keeps `end` open, so that its death closes the socket.
+fn spawn(words: &[OsString], end: UnixStream) -> io::Result<Child> {
     let mut command = Command::new(&words[0]);
     command.args(&words[1..]);
-    command.stdin(Stdio::from(OwnedFd::from(end.try_clone()?))).stdout(Stdio::null()).stderr(Stdio::piped());
+    command.stdin(Stdio::from(OwnedFd::from(end))).stdout(Stdio::null()).stderr(Stdio::piped());
     // A single heap, so that the address space reflects allocations.
     command.env("MALLOC_ARENA_MAX", "1");
     // Environment of the service manager, which is meant for the daemon.
@@ -237,7 +261,7 @@ fn spawn(words: &[OsString], end: &UnixStream) -> io::Result<Child> {
     command.spawn()
 }
 
-/// Waits for the end of a child whose socket closed.
+/// Waits for the end of a child whose socket closed. Kills one that does not end, and returns `None`.
 fn ended(child: &mut Child) -> Option<ExitStatus> {
     let deadline = Instant::now() + PROMPTLY;
     while Instant::now() < deadline {
@@ -246,6 +270,9 @@ fn ended(child: &mut Child) -> Option<ExitStatus> {
         }
         std::thread::park_timeout(Duration::from_millis(1));
     }
+    // Its last words are read next, which ends when the child has closed its standard error.
+    let _ = child.kill();
+    let _ = child.wait();
     None
 }
 
@@ -306,19 +333,28 @@ fn unexpected(outcome: &Outcome) -> Unprepared {
     FaultKind::Internal { reason: format!("the child that prepares requests sent an unexpected answer: {what}") }.into()
 }
 
-/// Compiles a model's template in a separate child; if that fails, the model keeps the error, which chat requests then
-/// get.
+/// Compiles a model's template in a separate child; if the template is refused or exceeds a limit, the model keeps that
+/// error, which chat requests then get. If the child fails for another reason, they compile the template again.
 pub fn check_template(program: &Program, model: &mut ModelText) {
     if !matches!(&model.template, Ok(Some(_))) {
         return;
     }
     let mut worker = Worker::new(program.clone(), model, Budget::SMALL);
-    match worker.ask(Job::Compile) {
-        Err(Unprepared::Refused(FaultKind::Internal { reason })) => tracing::warn!("{reason}"),
-        Err(Unprepared::Refused(FaultKind::ParameterInvalid { reason })) => {
+    let ask = Ask { seconds: Budget::SMALL.seconds, job: Job::Compile };
+    let (is_verdict, kind) = match worker.try_twice(&ask) {
+        Ok(Outcome::Refused(kind)) => (true, kind),
+        Ok(_) => return,
+        Err(failure) => (failure.is_lasting(), worker.explain(&ask.job, failure)),
+    };
+    match kind {
+        FaultKind::ParameterInvalid { reason } if is_verdict => {
             let lead = "the model's chat template cannot be used: ";
-            let reason = reason.strip_prefix(lead).unwrap_or(&reason);
-            model.template = Err(TemplateError::Broken(reason.into()));
+            let error = TemplateError::Broken(reason.strip_prefix(lead).unwrap_or(&reason).into());
+            tracing::warn!("{error}");
+            model.template = Err(error);
+        }
+        FaultKind::ParameterInvalid { reason } | FaultKind::Internal { reason } => {
+            tracing::warn!("cannot check the model's chat template: {reason}");
         }
         _ => {}
     }

@@ -1,4 +1,4 @@
-//! Tests with shell scripts as children that hang or die.
+//! Tests with shell scripts as children that hang, die or refuse.
 use std::{
     fs,
     sync::mpsc::{Receiver, channel, sync_channel},
@@ -8,7 +8,11 @@ use common::sampling::SamplingParameters;
 use tempfile::TempDir;
 
 use super::*;
-use crate::text::prepare::tests::model;
+use crate::text::{
+    check_template,
+    frame::{self, Outcome},
+    prepare::tests::model,
+};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -19,12 +23,16 @@ struct Tested {
     told: Receiver<EngineEvent>,
 }
 
+/// A shell script in the place of the program.
+fn shell(script: &str) -> Program {
+    Program(["sh", "-c", script].map(Into::into).to_vec())
+}
+
 fn tested(script: &str) -> Tested {
     let (engine, orders) = sync_channel(1);
     let (sender, told) = channel();
     let sink: Sink = Arc::new(move |event| drop(sender.send(event)));
-    let program = Program(["sh", "-c", script].map(Into::into).to_vec());
-    let service = TextService::start("pi1".into(), model(), &program, engine, sink).expect("threads");
+    let service = TextService::start("pi1".into(), model(), &shell(script), engine, sink).expect("threads");
     Tested { service, orders, told }
 }
 
@@ -89,5 +97,53 @@ fn dead_child_fails_its_request_with_the_cause() {
             panic!("{refused:?} of {script}");
         };
         assert!(reason.starts_with("the chat template of m ") && reason.contains(words), "{reason}");
+    }
+}
+
+#[test]
+fn child_that_does_not_read_fails_its_request() {
+    for (script, words) in [
+        ("exec sleep 600", "took longer than"),
+        // Its socket closes, but it lives, and so does its standard error.
+        ("exec 0<&-; exec sleep 600", "does not respond"),
+    ] {
+        let (sender, receiver) = channel();
+        thread::spawn(move || {
+            let mut worker = Worker::new(shell(script), &model(), Budget::SMALL);
+            // More than the buffer of a socket holds.
+            let _ = sender.send(worker.encode(&"x".repeat(8 << 20), false, false));
+        });
+        let outcome = receiver.recv_timeout(PATIENCE);
+        let Ok(Err(Unprepared::Refused(FaultKind::ParameterInvalid { reason }))) = &outcome else {
+            panic!("{outcome:?} of {script}");
+        };
+        assert!(reason.contains(words), "{reason}");
+    }
+}
+
+#[test]
+fn only_a_verdict_marks_a_template_as_broken() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("refusal");
+    let mut refusal = Vec::new();
+    let kind = FaultKind::ParameterInvalid { reason: "the model's chat template cannot be used: line 7".into() };
+    frame::write(&mut refusal, &Outcome::Refused(kind)).expect("memory can be written");
+    fs::write(&path, refusal).expect("the folder can be written");
+    let refusing = format!("cat {} >&0; exec sleep 600", path.display());
+    for (script, verdict) in [
+        (refusing.as_str(), Some("used: line 7")),
+        ("echo 'memory allocation of 99 bytes failed' >&2; kill -ABRT $$", Some("ran out of memory")),
+        ("echo \"thread 'text' has overflowed its stack\" >&2; kill -ABRT $$", Some("ran out of stack")),
+        ("kill -XCPU $$", Some("took more than 2 s of processor time")),
+        ("kill -KILL $$", None),
+        ("echo 'brambled: Resource temporarily unavailable (os error 11)' >&2; exit 1", None),
+    ] {
+        let mut text = model();
+        check_template(&shell(script), &mut text);
+        let error = text.template.err().map(|error| error.to_string());
+        match verdict {
+            Some(words) => assert!(error.as_ref().is_some_and(|error| error.contains(words)), "{error:?} of {script}"),
+            None => assert_eq!(error, None, "{script}"),
+        }
     }
 }
