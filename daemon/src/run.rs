@@ -5,6 +5,7 @@ use engine::Variant;
 use kernels::Kernels;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use protocol::noise::keyring;
+use tracing_appender::non_blocking::WorkerGuard;
 use tracing_subscriber::{
     Layer as _,
     filter::{LevelFilter, Targets, filter_fn},
@@ -61,7 +62,7 @@ pub fn run(line: CommandLine, variant: Variant) -> anyhow::Result<i32> {
     let config = Config::load(arguments.clone())?;
     let _lock = StateLock::take(&config.state, &config.name, config.listen)?;
     let keyring = keys::load(&config)?;
-    let _log_guard = write_log(&config)?;
+    let _log_guard = write_log(&config);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     allow_descriptors();
     let heartbeats = pacemaker::runtime()?;
@@ -106,8 +107,8 @@ fn allow_descriptors() {
 }
 
 /// Logs to the ring that consoles read, to standard error (without time and colour under journald), and to daily files
-/// if the settings name a folder.
-fn write_log(config: &Config) -> anyhow::Result<Option<tracing_appender::non_blocking::WorkerGuard>> {
+/// if the settings name a folder that can be written.
+fn write_log(config: &Config) -> Option<WorkerGuard> {
     let usual = Targets::new().with_default(LevelFilter::INFO);
     let wanted = std::env::var("RUST_LOG").ok().filter(|text| !text.trim().is_empty());
     let wanted = wanted.map_or_else(|| Ok(usual.clone()), |text| text.parse());
@@ -117,9 +118,14 @@ fn write_log(config: &Config) -> anyhow::Result<Option<tracing_appender::non_blo
     let console = fmt::layer().with_writer(OneLineEach(std::io::stderr)).with_target(false).with_ansi(false);
     let console = if journald { console.without_time().boxed() } else { console.boxed() };
     let console = console.with_filter(filter_fn(log::is_for_disk));
-    let (files, guard) = match &config.log_dir {
-        Some(folder) => {
-            let (writer, guard) = tracing_appender::non_blocking(log::daily(folder)?);
+    // A disk that has become read-only must not prevent the start: state and lock are used without writing, too.
+    let (daily, unwritable) = match config.log_dir.as_deref().map(log::daily).transpose() {
+        Ok(daily) => (daily, None),
+        Err(error) => (None, Some(error)),
+    };
+    let (files, guard) = match daily {
+        Some(daily) => {
+            let (writer, guard) = tracing_appender::non_blocking(daily);
             let layer = fmt::layer().with_writer(OneLineEach(writer)).with_ansi(false);
             (Some(layer.with_filter(filter_fn(log::is_for_disk))), Some(guard))
         }
@@ -131,5 +137,8 @@ fn write_log(config: &Config) -> anyhow::Result<Option<tracing_appender::non_blo
             "RUST_LOG has no effect: {error}; write for example RUST_LOG=debug or RUST_LOG=info,engine=debug"
         );
     }
-    Ok(guard)
+    if let Some(error) = unwritable {
+        tracing::warn!("{error:#}; until the next start, the log is written to standard error only");
+    }
+    guard
 }

@@ -31,6 +31,9 @@ const BUFFER_BYTES: usize = 64 << 10;
 /// Write timeout: a client that reads nothing for this long is disconnected.
 const WRITE: Duration = Duration::from_secs(20);
 
+/// Shortest time between two warnings that a connection cannot be accepted.
+const ACCEPT_WARNING_INTERVAL: Duration = Duration::from_secs(10);
+
 /// How long a connection without a request stays open after the stop: its request may be on the way.
 const LAST_REQUEST: Duration = Duration::from_millis(200);
 
@@ -53,6 +56,7 @@ pub(super) async fn accept(listener: TcpListener, router: Router, open: TaskTrac
             lock(&connections).done(&visit);
         });
     };
+    let mut warned: Option<Instant> = None;
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -62,7 +66,10 @@ pub(super) async fn accept(listener: TcpListener, router: Router, open: TaskTrac
             Ok((stream, peer)) => begin(stream, peer),
             Err(error) => {
                 // Usually out of file descriptors: a pause lets connections end.
-                tracing::warn!("cannot accept a connection of the HTTP API: {error}");
+                if warned.is_none_or(|at| at.elapsed() >= ACCEPT_WARNING_INTERVAL) {
+                    tracing::warn!("cannot accept a connection of the HTTP API: {error}");
+                    warned = Some(Instant::now());
+                }
                 lock(&connections).evict();
                 sleep(Duration::from_millis(100)).await;
             }

@@ -54,6 +54,9 @@ const CONNECTIONS_MAX: usize = 512;
 /// Of these, maximum of viewers.
 const VIEWERS_MAX: usize = 256;
 
+/// Shortest time between two warnings that a connection cannot be accepted.
+const ACCEPT_WARNING_INTERVAL: Duration = Duration::from_secs(10);
+
 /// Longest delay of the exit by answers of other nodes that clients still read.
 const GATEWAY_DRAIN: Duration = Duration::from_secs(5);
 
@@ -227,6 +230,7 @@ pub async fn serve(
 }
 
 async fn accept(listener: TcpListener, host: Arc<Host>, sessions: TaskTracker) {
+    let mut warned: Option<Instant> = None;
     loop {
         match listener.accept().await {
             Ok((stream, peer)) => {
@@ -239,7 +243,10 @@ async fn accept(listener: TcpListener, host: Arc<Host>, sessions: TaskTracker) {
             }
             Err(error) => {
                 // Usually out of descriptors: a pause lets connections end.
-                tracing::warn!("cannot accept a connection: {error}");
+                if warned.is_none_or(|at| at.elapsed() >= ACCEPT_WARNING_INTERVAL) {
+                    tracing::warn!("cannot accept a connection: {error}");
+                    warned = Some(Instant::now());
+                }
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }

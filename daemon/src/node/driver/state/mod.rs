@@ -17,6 +17,7 @@ use common::{
     ids::{Epoch, TopologyHash},
     limits::NODES_MAX,
 };
+use nix::errno::Errno;
 use protocol::{address::is_address, recovery::Committed};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use sha2::{Digest as _, Sha256};
@@ -129,7 +130,7 @@ impl StateFolder {
     /// Opens the folder, creates it if needed, and reads its records; missing files are empty records.
     ///
     /// # Errors
-    /// The folder cannot be created, or a file cannot be read; the message gives the remedy.
+    /// The folder cannot be created, or a file that may be intact cannot be read; the message gives the remedy.
     pub fn open(folder: &Path) -> anyhow::Result<(Self, PersistedState)> {
         let help = || unusable(folder);
         // A folder on a read-only disk may still be readable.
@@ -207,12 +208,10 @@ impl StateFolder {
         is_sound: impl Fn(&T) -> bool,
     ) -> io::Result<Option<T>> {
         let path = self.folder.join(name);
-        let bytes = match fs::read(&path) {
-            Ok(bytes) => bytes,
+        let text = match intact_text(fs::read(&path)) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error),
+            text => text?,
         };
-        let text = String::from_utf8(bytes).ok().filter(|text| is_intact(text));
         let parsed = text.and_then(|text| toml::from_str(&text).ok()).filter(is_sound);
         if parsed.is_none() {
             damaged.push(name.into());
@@ -299,6 +298,21 @@ fn checksum(text: &str) -> String {
 fn is_intact(text: &str) -> bool {
     let parts = text.split_at_checked(text.len().saturating_sub(checksum("").len()));
     parts.is_none_or(|(body, sum)| !sum.starts_with(CHECKSUM) || sum == checksum(body))
+}
+
+/// The text of a file as it was read; `None` if the file is damaged.
+///
+/// # Errors
+/// It is missing, or may be intact: for example, the daemon may not read it or has too many open files.
+fn intact_text(read: io::Result<Vec<u8>>) -> io::Result<Option<String>> {
+    match read {
+        Ok(bytes) => Ok(String::from_utf8(bytes).ok().filter(|text| is_intact(text))),
+        Err(error) => match error.raw_os_error().map(Errno::from_raw) {
+            // A bad sector or a damaged file system: a retry fails in the same way, and the daemon would never start.
+            Some(Errno::EIO | Errno::EUCLEAN | Errno::EBADMSG) => Ok(None),
+            _ => Err(error),
+        },
+    }
 }
 
 /// Whether all topologies of a record of votes are valid.

@@ -1,4 +1,6 @@
 //! Records of the state folder across restarts, damage and loss.
+use std::os::unix::fs::symlink;
+
 use common::ids::TopologyHash;
 use protocol::recovery::Ballot;
 use topology::rolling::Phase;
@@ -128,6 +130,48 @@ fn votes_with_an_invalid_topology_are_put_aside() {
         assert_eq!((kept.voter.votes, &kept.damaged[..]), (None, &[VOTES_FILE.to_owned()][..]));
     }
     fs::remove_dir_all(&folder).expect("the folder can be removed");
+}
+
+/// Replaces a file by one whose reading fails with EIO, as on a bad sector: the memory of this process at address 0.
+fn damage_sector(path: &Path) {
+    fs::remove_file(path).and_then(|()| symlink("/proc/self/mem", path)).expect("the folder can be written");
+    assert_eq!(fs::read(path).map_err(|error| error.raw_os_error()), Err(Some(Errno::EIO as i32)));
+}
+
+#[test]
+fn bad_sectors_do_not_prevent_the_start_and_stop_votes() {
+    let folder = folder("sectors");
+    full(&folder);
+    for name in [FILE, VOTES_FILE] {
+        damage_sector(&folder.join(name));
+    }
+    let (state, kept) = StateFolder::open(&folder).expect("bad sectors are survived");
+    assert_eq!(kept.damaged, [FILE, VOTES_FILE]);
+    assert_eq!((kept.epoch, kept.voter.votes), (Epoch(7), None));
+    assert!([FILE, VOTES_FILE].iter().all(|name| folder.join(format!("{name}.damaged")).is_symlink()));
+    state.save(&Record::Promise(Epoch(9), TopologyHash(9))).expect("a file that was set aside can be replaced");
+    // A file that can be neither renamed nor replaced.
+    damage_sector(&folder.join(ROLLING_FILE));
+    for name in ["damaged", "new"] {
+        fs::create_dir(folder.join(format!("{ROLLING_FILE}.{name}"))).expect("the folder can be written");
+    }
+    for _ in 0..2 {
+        let (_, kept) = StateFolder::open(&folder).expect("a file that stays is survived");
+        assert_eq!((&kept.damaged[..], kept.rolling), (&[ROLLING_FILE.to_owned()][..], None));
+        assert_eq!((kept.epoch, kept.voter.forgot), (Epoch(9), Some(VoteGap::UpTo(Epoch(7)))));
+    }
+    fs::remove_dir_all(&folder).expect("the folder can be removed");
+}
+
+#[test]
+fn only_errors_of_the_medium_count_as_damage() {
+    for error in [Errno::EIO, Errno::EUCLEAN, Errno::EBADMSG] {
+        assert_eq!(intact_text(Err(error.into())).ok(), Some(None), "{error}");
+    }
+    // Votes must not be forgotten because a file could not be opened.
+    for error in [Errno::ENOENT, Errno::EACCES, Errno::EMFILE, Errno::EINTR] {
+        assert!(intact_text(Err(error.into())).is_err(), "{error}");
+    }
 }
 
 #[test]
