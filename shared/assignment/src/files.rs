@@ -15,6 +15,8 @@ use crate::identify::unexpected;
 
 /// Longest time without a message from the node: it may have to retry a download server several times.
 const PATIENCE: Duration = Duration::from_secs(300);
+/// Time limit for a list of files: the node reads the header of each, perhaps while its disk is busy.
+const LIST: Duration = Duration::from_secs(30);
 
 /// Progress callback: step, bytes done, total bytes if known.
 pub type ModelProgress<'a> = dyn Fn(Step, Bytes, Option<Bytes>) + Sync + 'a;
@@ -50,11 +52,23 @@ pub async fn stored(session: &Session, request: ModelsRequest, told: &ModelProgr
 /// The model files of a node.
 ///
 /// # Errors
-/// See [`ask`].
+/// The node refuses or fails, or does not answer for 30 s.
 pub async fn list(session: &Session) -> Result<Vec<ModelFile>, Fault> {
-    match ask(session, ModelsRequest::List, &|_, _, _| {}).await? {
-        ModelsResponse::Listed(files) => Ok(files),
-        other => Err(odd(session, &other)),
+    list_within(session, LIST).await
+}
+
+/// As [`list`], with another time limit.
+///
+/// # Errors
+/// The node refuses or fails, or does not answer in time.
+pub async fn list_within(session: &Session, patience: Duration) -> Result<Vec<ModelFile>, Fault> {
+    let mut reply = session.ask(RequestBody::Models(Box::new(ModelsRequest::List))).await?;
+    match reply.next("a list of model files", patience).await? {
+        ResponseBody::Models(response) => match *response {
+            ModelsResponse::Listed(files) => Ok(files),
+            other => Err(odd(session, &other)),
+        },
+        other => Err(unexpected(session, &other)),
     }
 }
 

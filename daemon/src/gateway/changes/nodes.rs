@@ -4,7 +4,7 @@ use std::{
     sync::Arc,
 };
 
-use assignment::{assign::report, files};
+use assignment::{assign::report, files, identify::REPORT};
 use common::fault::Fault;
 use protocol::{
     message::{RequestBody, ResponseBody},
@@ -50,7 +50,7 @@ pub(super) fn each_once(holders: BTreeMap<String, FileHolder>) -> Vec<FileHolder
 }
 
 impl Gateway {
-    /// All known nodes that answer, by address.
+    /// All known nodes that answer within seconds, by address.
     pub(super) async fn holders(&self) -> BTreeMap<String, FileHolder> {
         let mut asked = JoinSet::new();
         for address in self.cluster.addresses() {
@@ -59,7 +59,8 @@ impl Gateway {
                 let holder = async {
                     let session = Arc::new(Session::open(&address, own).await?);
                     let is_free = is_unused(&report(&session).await?) && holds_nothing(&session).await?;
-                    let files = files::list(&session).await?;
+                    // A node whose disk hangs must not delay the change on the others.
+                    let files = files::list_within(&session, REPORT).await?;
                     Ok::<_, Fault>(FileHolder { session, files, is_free })
                 };
                 (holder.await, address)
@@ -86,7 +87,7 @@ fn is_unused(report: &NodeReport) -> bool {
 /// Whether recovery brings nothing back on a node.
 async fn holds_nothing(session: &Session) -> Result<bool, Fault> {
     let mut reply = session.ask(RequestBody::Recovery(Box::new(RecoveryAsk::Standing(None)))).await?;
-    let answer = reply.next("its standing", assignment::identify::REPORT).await?;
+    let answer = reply.next("its standing", REPORT).await?;
     Ok(match answer {
         ResponseBody::Recovery(RecoveryAnswer::Standing(standing)) => standing.committed.is_none(),
         _ => false,
