@@ -158,8 +158,11 @@ pub enum OperateEvent {
         /// The head's name.
         node: String,
     },
-    /// An operation could not be carried out; nothing changed.
+    /// A node could not be cordoned or drained; nothing changed.
     Refused(Fault),
+    /// A request could not be cancelled, or a rolling restart not be changed. A cordon, drain, exclusion or inclusion
+    /// under way continues.
+    CommandRefused(Fault),
     /// A node cannot store the list of excluded nodes. Enough other nodes do.
     NotKept(Fault),
 }

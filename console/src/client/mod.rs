@@ -87,7 +87,7 @@ pub struct Client {
     events: Sender<ClientEvent>,
     stop: CancellationToken,
     cancel: Mutex<CancellationToken>,
-    /// Aborts the running assignment.
+    /// Aborts the running assignment, exclusion, inclusion or drain.
     abort: Mutex<CancellationToken>,
     /// Cancels the running transfer of a model.
     pull: Mutex<CancellationToken>,
@@ -264,21 +264,32 @@ impl NodeClient for Client {
             return self.abort.lock().unwrap_or_else(PoisonError::into_inner).cancel();
         }
         let (nodes, events) = (Arc::clone(&self.nodes), self.events.clone());
-        let stop = self.abortable();
+        let stop = match &order {
+            OperatorCommand::Out { .. } | OperatorCommand::In { .. } => self.abortable(),
+            // These end by themselves: an abort still triggers the token of an assignment or drain under way.
+            OperatorCommand::Roll(_) | OperatorCommand::CancelRequest { .. } | OperatorCommand::AbortAssignment => {
+                CancellationToken::new()
+            }
+        };
         self.tasks.spawn(async move {
-            let is_change =
-                matches!(order, OperatorCommand::Out { how: Removal::Exclude, .. } | OperatorCommand::In { .. });
+            let failed = failure_of(&order);
             let done = carry_out(&nodes, order, &stop, &|event| {
                 drop(events.try_send(ClientEvent::Operate(event)));
             })
             .await;
-            let last = match done {
-                Ok(event) => event,
-                Err(fault) if is_change => OperateEvent::ExcludeFailed(fault),
-                Err(fault) => OperateEvent::Refused(fault),
-            };
-            let _ = events.send(ClientEvent::Operate(last)).await;
+            let _ = events.send(ClientEvent::Operate(done.unwrap_or_else(failed))).await;
         });
+    }
+}
+
+/// The final event of an order that fails.
+fn failure_of(order: &OperatorCommand) -> fn(Fault) -> OperateEvent {
+    match order {
+        OperatorCommand::Out { how: Removal::Exclude, .. } | OperatorCommand::In { .. } => OperateEvent::ExcludeFailed,
+        OperatorCommand::Out { how: Removal::Cordon | Removal::Drain, .. } => OperateEvent::Refused,
+        OperatorCommand::Roll(_) | OperatorCommand::CancelRequest { .. } | OperatorCommand::AbortAssignment => {
+            OperateEvent::CommandRefused
+        }
     }
 }
 

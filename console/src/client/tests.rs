@@ -209,6 +209,35 @@ async fn client_connects_assigns_generates_and_redials() {
 }
 
 #[tokio::test]
+async fn cancelled_request_leaves_a_running_assignment_abortable() {
+    let nodes = start(vec![Script::default(), Script { loads_on: true, ..Script::default() }]).await;
+    let (events, mut received) = channel(256);
+    let client = Client::start(&addresses(&nodes), 1000, events);
+    let mut connected = 0;
+    loop {
+        match received.recv().await.expect("the client runs") {
+            ClientEvent::Connected { .. } => {
+                connected += 1;
+                if connected == 2 {
+                    client.assign(wanted(2), vec![0, 1]);
+                }
+            }
+            ClientEvent::Assign(AssignEvent::Loading { node: 1, .. }) => {
+                client.operate(OperatorCommand::CancelRequest { node: 0, number: 7 });
+            }
+            ClientEvent::Operate(OperateEvent::RequestCancelled { .. }) => {
+                client.operate(OperatorCommand::AbortAssignment);
+            }
+            ClientEvent::Assign(AssignEvent::Failed(fault)) => {
+                assert!(matches!(fault.kind, FaultKind::AssignmentAborted { .. }), "{fault}");
+                break;
+            }
+            _ => {}
+        }
+    }
+}
+
+#[tokio::test]
 async fn broken_session_is_reported_and_reopened() {
     let nodes = start(vec![Script { generation: Generation::Closes, ..Script::default() }]).await;
     let (events, mut received) = channel(256);

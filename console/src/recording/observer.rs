@@ -129,15 +129,17 @@ impl Observer {
         });
     }
 
-    /// Ends the recording when the dashboard quits; errors go to standard error, because the terminal is already
-    /// restored.
+    /// Stores the last conversation and ends the recording when the dashboard quits. Both wait for the disk only
+    /// briefly; errors go to standard error, because the terminal is already restored.
     pub(crate) fn finish(&mut self) {
-        // Waits until the last conversation is stored.
-        self.keeper = None;
-        if let Some(recorder) = self.recorder.take()
-            && let RecordingEvent::Failed { reason } = ended(recorder)
-        {
-            eprintln!("console: {reason}");
+        let stored = self.keeper.take().map_or(Ok(()), Keeper::finish);
+        let recorded = match self.recorder.take().map(ended) {
+            Some(RecordingEvent::Failed { reason }) => Err(reason),
+            _ => Ok(()),
+        };
+        for reason in [stored, recorded].into_iter().filter_map(Result::err) {
+            // If the terminal is gone, there is no place for a report.
+            let _ = writeln!(io::stderr(), "console: {reason}");
         }
     }
 

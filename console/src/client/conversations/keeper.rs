@@ -1,8 +1,9 @@
 //! A thread that reads, stores and deletes conversations one after another, so that a dashboard never waits for the disk.
 use std::{
     path::PathBuf,
-    sync::mpsc::{Receiver, SyncSender, sync_channel},
-    thread::JoinHandle,
+    sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel},
+    thread,
+    time::Duration,
 };
 
 use super::{ReadConversations, keep, read_all, remove};
@@ -10,6 +11,8 @@ use crate::conversation::Conversation;
 
 /// Most orders that wait for the disk; a full queue refuses further ones.
 const ORDERS_MAX: usize = 64;
+/// Longest wait for the disk at the end: a home folder on a server that is gone would keep the console from ending.
+const END_WAIT: Duration = Duration::from_secs(5);
 
 /// An order.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,32 +38,55 @@ pub enum KeeperNews {
 #[derive(Debug)]
 pub struct Keeper {
     orders: Option<SyncSender<KeeperOrder>>,
-    thread: Option<JoinHandle<()>>,
+    done: Receiver<()>,
 }
 
 impl Keeper {
     /// Starts the thread for this folder. It ends when the keeper is dropped, after the last order.
     pub fn start(folder: PathBuf, news: impl Fn(KeeperNews) + Send + 'static) -> Self {
         let (orders, received) = sync_channel(ORDERS_MAX);
-        let thread =
-            std::thread::Builder::new().name("conversations".to_owned()).spawn(move || work(&received, &folder, &news));
-        Self { orders: Some(orders), thread: thread.ok() }
+        let (ended, done) = sync_channel(1);
+        let started = thread::Builder::new().name("conversations".to_owned()).spawn(move || {
+            work(&received, &folder, &news);
+            // The keeper may be gone.
+            let _ = ended.try_send(());
+        });
+        // Without the thread, orders are refused.
+        drop(started);
+        Self { orders: Some(orders), done }
     }
 
     /// Gives an order; `false` if the thread cannot take it.
     pub fn order(&self, order: KeeperOrder) -> bool {
         self.orders.as_ref().is_some_and(|orders| orders.try_send(order).is_ok())
     }
+
+    /// Waits for the orders given so far, at most [`END_WAIT`]: otherwise the last answer of a session could be lost.
+    ///
+    /// # Errors
+    /// Some of them are not carried out yet.
+    pub fn finish(mut self) -> Result<(), String> {
+        self.end(END_WAIT)
+    }
+
+    pub(super) fn end(&mut self, patience: Duration) -> Result<(), String> {
+        if self.orders.take().is_none() {
+            return Ok(());
+        }
+        match self.done.recv_timeout(patience) {
+            Err(RecvTimeoutError::Timeout) => {
+                Err("the disk is too slow; the last conversation may not be stored".to_owned())
+            }
+            // A panic of the thread has been printed.
+            Ok(()) | Err(RecvTimeoutError::Disconnected) => Ok(()),
+        }
+    }
 }
 
 impl Drop for Keeper {
-    /// Waits for the orders given so far: without this, the last answer of a session could be lost.
     fn drop(&mut self) {
-        self.orders = None;
-        if let Some(thread) = self.thread.take() {
-            // A panic of the thread has been printed.
-            let _ = thread.join();
-        }
+        // Errors are reported by `finish` only.
+        let _ = self.end(END_WAIT);
     }
 }
 

@@ -1,5 +1,9 @@
 //! Conversations survive a round trip; damaged files are skipped; the folder is bounded and private.
-use std::os::unix::fs::PermissionsExt;
+use std::{
+    os::unix::fs::PermissionsExt,
+    sync::mpsc::{Receiver, channel},
+    time::Duration,
+};
 
 use super::{
     keeper::{Keeper, KeeperNews, KeeperOrder},
@@ -85,4 +89,17 @@ fn keeper_finishes_its_orders_before_it_ends() {
     let news: Vec<KeeperNews> = news.iter().collect();
     assert!(matches!(&news[0], KeeperNews::Failed(reason) if reason.contains("../x")), "{news:?}");
     assert!(matches!(&news[1], KeeperNews::Read(found) if found.all.len() == 1), "{news:?}");
+}
+
+#[test]
+fn disk_that_hangs_delays_the_end_of_the_keeper_only_briefly() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (disk, hangs): (_, Receiver<()>) = channel();
+    // The thread waits here as it would for a disk, until the sender is dropped.
+    let mut keeper = Keeper::start(folder.path().to_owned(), move |_| hangs.recv().unwrap_or_default());
+    assert!(keeper.order(KeeperOrder::Read));
+    let reason = keeper.end(Duration::from_millis(1)).expect_err("the order is not carried out");
+    assert!(reason.contains("too slow"), "{reason}");
+    assert!(!keeper.order(KeeperOrder::Read), "it has ended");
+    drop(disk);
 }

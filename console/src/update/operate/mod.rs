@@ -326,9 +326,11 @@ fn order(state: &mut State, order: OperatorCommand) -> Vec<Effect> {
     let since = state.now;
     let change = |node, out| Some(Operation::Change { node, out, requests: 0, since });
     match &order {
-        OperatorCommand::Roll(_) | OperatorCommand::CancelRequest { .. } => {
-            state.operations.running = Some(Operation::Telling)
+        OperatorCommand::Roll(_) | OperatorCommand::CancelRequest { .. } if state.operations.running.is_none() => {
+            state.operations.running = Some(Operation::Telling);
         }
+        // A change under way stays visible, and an operator can still abort it.
+        OperatorCommand::Roll(_) | OperatorCommand::CancelRequest { .. } => {}
         OperatorCommand::Out { node, how, .. } => state.operations.running = change(*node, Some(*how)),
         OperatorCommand::In { node } => state.operations.running = change(*node, None),
         // The assignment reports its own end.
@@ -377,6 +379,13 @@ fn fails(state: &mut State, fault: &Fault) {
     say(state, Severity::Error, &fault.node, &format!("{}; {}", fault.kind, fault.next()));
 }
 
+/// A command about the rolling restart or a request has ended; a change under way continues.
+fn command_ended(state: &mut State) {
+    if state.operations.running == Some(Operation::Telling) {
+        state.operations.running = None;
+    }
+}
+
 /// Handles the client's events about an operation.
 pub(super) fn on_event(state: &mut State, event: OperateEvent) -> Vec<Effect> {
     match event {
@@ -398,7 +407,7 @@ pub(super) fn on_event(state: &mut State, event: OperateEvent) -> Vec<Effect> {
             return Vec::new();
         }
         OperateEvent::Rolled(rolling) => {
-            state.operations.running = None;
+            command_ended(state);
             return rolled(state, &rolling);
         }
         OperateEvent::Cordoned { node, drained } => {
@@ -423,7 +432,16 @@ pub(super) fn on_event(state: &mut State, event: OperateEvent) -> Vec<Effect> {
             state.cluster.assignment = AssignmentStatus::Failed(fault.clone());
             fails(state, &fault);
         }
-        OperateEvent::RequestCancelled { node } => say(state, Severity::Note, &node, "ends that request"),
+        OperateEvent::RequestCancelled { node } => {
+            say(state, Severity::Note, &node, "ends that request");
+            command_ended(state);
+            return release_held(state);
+        }
+        OperateEvent::CommandRefused(fault) => {
+            fails(state, &fault);
+            command_ended(state);
+            return release_held(state);
+        }
         OperateEvent::Refused(fault) => fails(state, &fault),
     }
     state.operations.running = None;

@@ -72,6 +72,17 @@ fn rolls(story: &mut Story, rolling: Rolling) -> &mut Story {
     story.report(0, NodeReport { rolling: Some(rolling), ..running(0, NodeState::Ready, false) })
 }
 
+/// Begins a drain of the node that is selected at first.
+fn drain_first(story: &mut Story) {
+    press(story, 'd').on(Event::Paste("fan".to_owned()));
+    story.key(KeyCode::Tab).on(Event::Paste(name(0))).key(KeyCode::Enter);
+    assert!(drains(story), "{:?}", story.state.operations);
+}
+
+fn drains(story: &Story) -> bool {
+    matches!(story.state.operations.running, Some(Operation::Change { out: Some(Removal::Drain), .. }))
+}
+
 fn question(story: &Story) -> Option<&Question> {
     story.state.operations.dialog.as_ref().map(|dialog| &dialog.question)
 }
@@ -390,12 +401,49 @@ fn failed_exclusion_shows_its_reason_and_unblocks_keys() {
     assert!(story.state.screen.notice.as_deref().is_some_and(|notice| notice.contains("pi3")));
 }
 
+fn trace(number: u64, stage: RequestStage) -> RequestReport {
+    let (by, max_tokens) = ("ann@desk".into(), 256);
+    RequestReport { number, by, stage, age_ms: 900, prompt_tokens: 9, tokens: 120, max_tokens }
+}
+
+#[test]
+fn cancelled_request_leaves_a_drain_under_way_abortable() {
+    let mut story = ready();
+    let traces = vec![trace(7, RequestStage::Decoding)];
+    story.report(1, NodeReport { traces, ..running(1, NodeState::Serving, false) });
+    drain_first(&mut story);
+    press(&mut story, '5');
+    let refused = OperateEvent::CommandRefused(Fault::new("pi1", FaultKind::Draining));
+    for ended in [OperateEvent::RequestCancelled { node: name(1) }, refused] {
+        press(&mut story, 'X').key(KeyCode::Enter);
+        let cancel = OperatorCommand::CancelRequest { node: 1, number: 7 };
+        assert_eq!(story.effects.last(), Some(&Effect::Operate(cancel)));
+        assert!(drains(&story), "while the cancellation is sent");
+        operate(&mut story, ended);
+        assert!(drains(&story), "after its end");
+    }
+    press(&mut story, 'A').key(KeyCode::Enter);
+    assert_eq!(story.effects.last(), Some(&Effect::Operate(OperatorCommand::AbortAssignment)));
+    operate(&mut story, OperateEvent::Cordoned { node: name(0), drained: Some(false) });
+    assert_eq!(story.state.operations.running, None);
+}
+
+#[test]
+fn command_for_a_paused_restart_leaves_a_drain_under_way() {
+    let mut story = ready();
+    rolls(&mut story, rolling(2, None, Phase::Paused("requested by me@here".into()), 6));
+    drain_first(&mut story);
+    press(press(&mut story, 'R'), 'r');
+    assert_eq!(story.effects.last(), Some(&Effect::Operate(OperatorCommand::Roll(RollingCommand::Resume))));
+    assert!(drains(&story), "while the command is sent");
+    operate(&mut story, OperateEvent::Rolled(Box::new(rolling(2, None, Phase::Runs, 7))));
+    assert!(drains(&story), "after its end");
+    operate(&mut story, OperateEvent::Refused(Fault::new("pi0", FaultKind::Draining)));
+    assert_eq!(story.state.operations.running, None);
+}
+
 #[test]
 fn any_running_request_is_cancelled_by_its_number() {
-    let trace = |number, stage| {
-        let (by, max_tokens) = ("ann@desk".into(), 256);
-        RequestReport { number, by, stage, age_ms: 900, prompt_tokens: 9, tokens: 120, max_tokens }
-    };
     let over = RequestStage::Failed(Box::new(Fault::new("pi1", FaultKind::Draining)));
     let mut story = ready();
     let traces = vec![trace(6, over), trace(7, RequestStage::Decoding)];
