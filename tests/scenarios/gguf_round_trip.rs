@@ -1,4 +1,4 @@
-//! The reader returns what the writer wrote: both versions, single files and splits, in memory and mapped.
+//! The reader returns what the writer wrote: both versions, single files and splits, in memory and on disk.
 
 use std::path::PathBuf;
 
@@ -157,7 +157,7 @@ fn every_format_comes_back_from_one_file_and_from_splits() -> Result<(), GgufErr
 }
 
 #[test]
-fn splits_are_mapped_by_the_name_of_the_first() -> anyhow::Result<()> {
+fn splits_are_opened_by_the_name_of_the_first() -> anyhow::Result<()> {
     let (writer, wanted) = every_format(32);
     let folder = tempfile::tempdir()?;
     let name = |part: usize| folder.path().join(format!("a-b-0000{part}-of-00003.gguf"));

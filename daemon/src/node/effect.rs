@@ -166,6 +166,12 @@ pub enum ModelEffect {
         /// The request about model files.
         request: Box<ModelsRequest>,
     },
+    /// Forget the stored content hash of a model whose file could not be read while it served: before the next load, the
+    /// whole file is read.
+    Distrust {
+        /// The file's name.
+        model: String,
+    },
 }
 
 /// Writes to the state folder. Each is synced before its answer is sent.

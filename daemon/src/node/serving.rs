@@ -13,7 +13,7 @@ use protocol::{
     message::{Generate, ResponseBody, STOP_BYTES_MAX, STOP_STRINGS_MAX},
     texts::TextRequest,
 };
-use topology::Role;
+use topology::{Role, Topology};
 
 use super::{
     event::{EngineCommand, ReplyTo, SessionId},
@@ -21,7 +21,7 @@ use super::{
     requests::NewRequest,
 };
 use crate::{
-    node::effect::{Effect, EngineEffect},
+    node::effect::{Effect, EngineEffect, ModelEffect},
     text::AnswerEvent,
 };
 
@@ -182,9 +182,12 @@ impl Node {
                 self.break_down(fault)
             }
             ReplicaEvent::Unreadable(reason) => {
-                let model = running.assignment.topology.model.clone();
-                let fault = self.fault_here(FaultKind::ModelInvalid { model, reason });
-                self.break_down(fault)
+                let Topology { model, draft, .. } = running.assignment.topology.clone();
+                let files = [model.clone()].into_iter().chain(draft.map(|draft| draft.model));
+                let mut effects: Vec<Effect> =
+                    files.map(|model| Effect::Model(ModelEffect::Distrust { model })).collect();
+                effects.extend(self.break_down(self.fault_here(FaultKind::ModelInvalid { model, reason })));
+                effects
             }
         }
     }

@@ -49,6 +49,9 @@ struct ContentRecord {
 /// One file is hashed at a time: concurrent reads only make a disk seek, and a second request for the same file finds
 /// its root.
 static COMPUTING: Mutex<()> = Mutex::new(());
+/// Bytes that this process has hashed. While a disk does not answer, there is no progress: the nodes that wait for it
+/// notice that, because they bound the silence.
+static HASHED: AtomicU64 = AtomicU64::new(0);
 
 impl Contents {
     /// Below a daemon's state folder, which is created only when a root is stored.
@@ -75,6 +78,17 @@ impl Contents {
         (known.sum == sum(&key, &root)).then_some(Content { root: ContentRoot(root.0), stamps })
     }
 
+    /// Forgets the stored content hash of the file: a part of it could not be read.
+    pub fn forget(&self, file: &GgufFile) {
+        let Ok(stamps) = file.stamps() else { return };
+        match fs::remove_file(self.path(&key(file, &stamps))) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!("cannot forget a model's hash in {}: {error}", self.folder.display());
+            }
+            _ => {}
+        }
+    }
+
     /// The content hash of the file, computed if it is not stored.
     ///
     /// # Errors
@@ -83,15 +97,18 @@ impl Contents {
         if let Some(content) = self.known(file) {
             return Ok(content);
         }
+        let mut seen = None;
         let _computing = loop {
             match COMPUTING.try_lock() {
                 Ok(guard) => break guard,
                 Err(TryLockError::Poisoned(poisoned)) => break poisoned.into_inner(),
                 Err(TryLockError::WouldBlock) => thread::park_timeout(WORD),
             }
-            if !progress(0, content::total_bytes(file)) {
+            let hashed = Some(HASHED.load(Ordering::Relaxed));
+            if seen != hashed && !progress(0, content::total_bytes(file)) {
                 return Err(FaultKind::StoreCancelled);
             }
+            seen = hashed;
         };
         match self.known(file) {
             Some(content) => Ok(content),
@@ -218,11 +235,14 @@ fn hash_all(file: &GgufFile, progress: &mut Progress<'_>) -> Result<io::Result<V
                 return Ok(Err(error));
             }
         };
+        let mut seen = None;
         while threads.iter().any(|thread| !thread.is_finished()) {
-            if !progress(work.done.load(Ordering::Relaxed), total) {
+            let done = work.done.load(Ordering::Relaxed);
+            if seen != Some(done) && !progress(done, total) {
                 work.is_over.store(true, Ordering::Relaxed);
                 return Err(FaultKind::StoreCancelled);
             }
+            seen = Some(done);
             thread::park_timeout(WORD);
         }
         Ok(threads
@@ -251,6 +271,7 @@ fn run(work: &HashingWork<'_, impl Iterator<Item = ContentPiece>>) -> io::Result
         }
         hashes.push((index, content::hash(bytes)));
         work.done.fetch_add(piece.length as u64, Ordering::Relaxed);
+        HASHED.fetch_add(piece.length as u64, Ordering::Relaxed);
     };
     work.caller.unpark();
     result
@@ -308,6 +329,9 @@ mod tests {
         assert_eq!(contents.known(&file), None);
         let second = contents.of(&open(&path), &mut |_, _| true).expect("it can be read");
         assert!(second.root != first.root);
+        // A part of the file could not be read.
+        contents.forget(&open(&path));
+        assert_eq!(contents.known(&open(&path)), None);
         // A copy with the same bytes has the same root.
         let copy = model(folder.path(), "b.gguf");
         assert_eq!(contents.of(&open(&copy), &mut |_, _| true).expect("it can be read").root, first.root);

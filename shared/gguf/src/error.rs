@@ -68,8 +68,8 @@ pub enum GgufError {
         /// Number of bytes in the file.
         length: usize,
     },
-    /// The disk could not be read.
-    #[error("cannot read at byte {at}: {source}; check the disk")]
+    /// The disk could not be read, or the file became shorter meanwhile.
+    #[error("cannot read at byte {at}: {source}; check the disk, and whether another program changes the file")]
     Read {
         /// Offset of the first byte that was to be read.
         at: usize,

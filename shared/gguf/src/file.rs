@@ -320,7 +320,7 @@ fn read_header(
         if end > HEADER_MAX {
             return Err(header_too_long(end));
         }
-        wanted = end.max(4 * header.len()).min(HEADER_MAX);
+        wanted = end.max(2 * header.len()).min(HEADER_MAX);
     }
 }
 

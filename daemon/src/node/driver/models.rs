@@ -20,7 +20,7 @@ use protocol::{
     noise::key::Role,
     session::{Reply, Session},
 };
-use tokio::{runtime::Handle, task::spawn_blocking};
+use tokio::{runtime::Handle, sync::Semaphore, task::spawn_blocking, time::timeout};
 
 use super::{Outbox, context::DriverContext, loading, opening, sessions::OpenSessions};
 use crate::{
@@ -43,6 +43,12 @@ const PEER: Duration = Duration::from_secs(30);
 const FULL_MAX: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 60 });
 /// Pause before such a request is repeated.
 const FULL_PAUSE: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 100 });
+
+/// Model files that are opened at the same time, for all sessions.
+const IDENTIFYING_MAX: u32 = 4;
+static IDENTIFYING: Semaphore = Semaphore::const_new(IDENTIFYING_MAX as usize);
+/// Longest wait for that.
+const TURN: Duration = Duration::from_secs(20);
 
 /// Running requests, each with a flag that is false once it is cancelled.
 #[derive(Debug, Default)]
@@ -77,6 +83,10 @@ impl ModelJobs {
     pub(super) fn perform(&mut self, effect: ModelEffect, context: &DriverContext, sessions: &mut OpenSessions) {
         match effect {
             ModelEffect::Identify { session, id, model } => identify(session, id, model, context, sessions),
+            ModelEffect::Distrust { model } => {
+                let config = Arc::clone(&context.config);
+                tokio::spawn(async move { spawn_blocking(move || opening::distrust(&config, &model)).await });
+            }
             ModelEffect::Files { session, id, request } => {
                 let Some(outbox) = sessions.outbox(session).cloned() else { return };
                 // A finished job has dropped its reference.
@@ -120,8 +130,13 @@ fn identify(session: SessionId, id: RequestId, model: String, context: &DriverCo
     let config = Arc::clone(&context.config);
     tokio::spawn(async move {
         let name = config.name.clone();
-        let found = spawn_blocking(move || loading::identify(&config.models, &model)).await;
-        let found = found.unwrap_or_else(|error| Err(FaultKind::Internal { reason: error.to_string() }));
+        // The header of each file that is read takes memory.
+        let found = match timeout(TURN, IDENTIFYING.acquire()).await {
+            Ok(Ok(_turn)) => spawn_blocking(move || loading::identify(&config.models, &model))
+                .await
+                .unwrap_or_else(|error| Err(FaultKind::Internal { reason: error.to_string() })),
+            _ => Err(FaultKind::Full { what: "model files that are being opened".into(), limit: IDENTIFYING_MAX }),
+        };
         drop(permit);
         let body = found.map_or_else(|kind| ResponseBody::Failed(Fault::new(&name, kind)), ResponseBody::Model);
         // A session that is gone or full needs no answer.

@@ -70,6 +70,14 @@ pub(super) fn not_prepared(prepare: &Prepare) -> FaultKind {
     FaultKind::NotPrepared { epoch: prepare.epoch }
 }
 
+/// Forgets the stored content hash of a model.
+pub(super) fn distrust(config: &Config, model: &str) {
+    // Without its header there is no hash to forget.
+    if let Ok(ModelFile { file, .. }) = open(&config.models, model) {
+        Contents::new(&config.state).forget(&file);
+    }
+}
+
 /// Content hash of a model's file, computed now if it is not known. Fails if the topology requires other weights.
 pub(super) fn content(
     config: &Config,

@@ -28,6 +28,12 @@ impl TopologyChange {
         seen.max().unwrap_or(base)
     }
 
+    /// A joining member has seen this epoch.
+    pub(super) fn saw(&mut self, name: &str, epoch: Epoch) {
+        let Self::Return { joins, .. } = self else { return };
+        joins.iter_mut().filter(|one| one.name == name).for_each(|one| one.epoch = one.epoch.max(epoch));
+    }
+
     /// The addresses of the members of the wanted topology that join it.
     pub(super) fn joining(&self, wanted: &Topology) -> Vec<String> {
         match self {

@@ -55,18 +55,19 @@ impl Steward {
             | FaultKind::StoreFailed { .. }
             | FaultKind::MemoryShort { .. }
             | FaultKind::ExpertsFitOnDisk { .. }
-            | FaultKind::Internal { .. } => true,
+            | FaultKind::Internal { .. }
             // A disk that answers no read.
-            FaultKind::Timeout { .. } => !compares,
+            | FaultKind::Timeout { .. } => true,
             _ => false,
         };
+        let has_no_model = compares && !matches!(kind, FaultKind::Timeout { .. });
         if !is_own {
             return;
         }
         let cause: String = kind.to_string().chars().filter(|one| !one.is_control()).collect();
         let cause = &cause[..cause.floor_char_boundary(CAUSE_LENGTH)];
         let reason =
-            if compares { format!("{NO_MODEL}: {cause}") } else { format!("{CANNOT_LOAD} ({REPAIR}): {cause}") };
+            if has_no_model { format!("{NO_MODEL}: {cause}") } else { format!("{CANNOT_LOAD} ({REPAIR}): {cause}") };
         let before = self.failing.remove(name).filter(|before| before.base == base.name());
         let (since, failures) = before.map_or((self.now, 0), |before| (before.since, before.failures));
         let failures = failures.saturating_add(1);

@@ -9,7 +9,10 @@ use telemetry::NodeState;
 
 use super::{
     Doing, Reply, Steward, StewardAsk,
+    ask::unexpected,
+    change::TopologyChange,
     propose::{ProposalStage, Propose},
+    reasons::{ends_by_itself, is_straggler},
 };
 
 impl Steward {
@@ -59,18 +62,23 @@ impl Steward {
     }
 
     /// A joining member has answered what it holds. When all hold nothing, the vote starts.
-    pub(super) fn joins_answered(&mut self, propose: Box<Propose>, reply: Reply) -> Vec<StewardAsk> {
-        let holds_nothing = match reply.of_node() {
-            Ok(ResponseBody::Recovery(RecoveryAnswer::Standing(one))) => {
-                one.state == NodeState::Idle && one.committed.is_none()
-            }
-            _ => false,
+    pub(super) fn joins_answered(&mut self, mut propose: Box<Propose>, reply: Reply) -> Vec<StewardAsk> {
+        let standing = match reply.of_node() {
+            Ok(ResponseBody::Recovery(RecoveryAnswer::Standing(one))) => *one,
+            Ok(_) => return self.end_vote(&propose.proposal, Err(unexpected())),
+            Err(fault) => return self.end_vote(&propose.proposal, Err(fault)),
         };
-        if !holds_nothing {
-            let reason = "a member that is back was given another topology, or does not answer any more".into();
-            let fault = Fault::new(&self.settings.name, FaultKind::TopologyInvalid { reason });
+        let may_be_slow = matches!(propose.proposal.change, TopologyChange::Again { .. });
+        let out = standing.exclusions.of(&standing.name, "");
+        let may_join =
+            out.is_none_or(|entry| entry.is_cordon || ends_by_itself(entry) || (may_be_slow && is_straggler(entry)));
+        if standing.state != NodeState::Idle || standing.committed.is_some() || !may_join {
+            let state = standing.state.name();
+            let reason = format!("an operator gave it another topology or excluded it (state: {state})");
+            let fault = Fault::new(standing.name, FaultKind::TopologyInvalid { reason });
             return self.end_vote(&propose.proposal, Err(fault));
         }
+        propose.proposal.change.saw(&standing.name, standing.epoch);
         if propose.waiting.is_empty() {
             return self.begin_vote(propose);
         }

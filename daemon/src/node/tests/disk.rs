@@ -1,9 +1,10 @@
-//! The node while its disk is slow: results of writes arrive late, after other events.
+//! The node while its disk is slow or cannot be read: results of writes arrive late, after other events.
 use common::{
     fault::{Fault, FaultKind},
     ids::{Epoch, RequestId},
     units::Bytes,
 };
+use engine::port::ReplicaEvent;
 use protocol::{
     message::{RequestBody, ResponseBody},
     recovery::{Committed, RecoveryAnswer, RecoveryAsk},
@@ -13,7 +14,7 @@ use topology::Exclusions;
 
 use super::{CONSOLE, OTHER, ask, failure, node, other, out, prepare_of, running, topology};
 use crate::node::{
-    effect::{DiskEffect, Effect, SessionEffect},
+    effect::{DiskEffect, Effect, ModelEffect, SessionEffect},
     event::{Event, ExclusionsKept, ReplyTo, SessionId},
     machine::Node,
 };
@@ -106,4 +107,13 @@ fn waiting_lists_of_exclusions_are_bounded() {
     let effects = node.handle(kept(OTHER, out("pi2"), Ok(())));
     let answers = effects.iter().filter(|effect| matches!(effect, Effect::Session(SessionEffect::Respond { .. })));
     assert_eq!(answers.count(), refused.unwrap_or(0), "all of them");
+}
+
+#[test]
+fn file_of_which_a_part_cannot_be_read_is_read_as_a_whole_before_the_next_load() {
+    let mut node = running();
+    let effects = node.handle(Event::Engine(Epoch(4), ReplicaEvent::Unreadable("read error at byte 7".into())));
+    let distrust = Effect::Model(ModelEffect::Distrust { model: topology(2).model });
+    assert_eq!(effects.first(), Some(&distrust), "its stored hash proves nothing any more");
+    assert_eq!(node.state(), NodeState::Faulted);
 }

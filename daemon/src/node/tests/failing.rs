@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use common::{
     fault::{Fault, FaultKind},
-    ids::Epoch,
+    ids::{ContentRoot, Epoch},
     units::Bytes,
 };
 use protocol::{
@@ -56,21 +56,32 @@ fn attempt_with(
     while !asks.is_empty() {
         let mut next = Vec::new();
         for ask in asks {
-            let StewardAsk::Node { question, address, body, .. } = ask else { panic!("{ask:?}") };
-            let place = all.iter().position(|view| view.address == address).expect("it is a member's");
-            let reply = match (&body, &failing) {
-                (RequestBody::Prepare(_), Some((one, kind))) if *one == place => {
-                    end = BringResult::Fails;
-                    Err(Fault::new(format!("pi{}", place + 1), kind.clone()))
-                }
-                (RequestBody::Prepare(_), _) => Ok(ResponseBody::Prepared),
-                (RequestBody::Commit { .. }, _) => {
-                    end = BringResult::Serves;
-                    Ok(ResponseBody::Committed)
-                }
-                _ => Ok(ResponseBody::Aborted),
+            let (question, address, body) = match ask {
+                StewardAsk::Node { question, address, body, .. } => (question, address, Some(body)),
+                StewardAsk::Content { question, address, .. } => (question, address, None),
+                other => panic!("{other:?}"),
             };
-            next.extend(steward.hear(now, question, Reply::Node(reply)));
+            let place = all.iter().position(|view| view.address == address).expect("it is a member's");
+            let fault = failing.as_ref().filter(|one| one.0 == place).map(|one| one.1.clone());
+            let fault = fault.map(|kind| Fault::new(format!("pi{}", place + 1), kind));
+            let reply = match (body, fault) {
+                (None, Some(fault)) => {
+                    end = BringResult::Fails;
+                    Reply::Content(Err(fault))
+                }
+                (Some(RequestBody::Prepare(_)), Some(fault)) => {
+                    end = BringResult::Fails;
+                    Reply::Node(Err(fault))
+                }
+                (None, None) => Reply::Content(Ok(())),
+                (Some(RequestBody::Prepare(_)), None) => Reply::Node(Ok(ResponseBody::Prepared)),
+                (Some(RequestBody::Commit { .. }), _) => {
+                    end = BringResult::Serves;
+                    Reply::Node(Ok(ResponseBody::Committed))
+                }
+                (Some(_), _) => Reply::Node(Ok(ResponseBody::Aborted)),
+            };
+            next.extend(steward.hear(now, question, reply));
         }
         asks = next;
     }
@@ -85,8 +96,12 @@ fn unreadable() -> FaultKind {
 fn member_that_cannot_load_is_left_out_after_the_patience_for_absent_ones() {
     let short = FaultKind::MemoryShort { needed: Bytes(9), available: Bytes(1) };
     // Even if it is the node that leads.
-    for (failing, kind, stay) in [(1, unreadable(), [0, 2]), (2, short, [0, 1]), (0, unreadable(), [1, 2])] {
-        let base = base(3);
+    let hangs = FaultKind::Timeout { what: "hashing its model file".into(), seconds: 60 };
+    let faults = [(1, unreadable(), [0, 2]), (2, short, [0, 1]), (0, unreadable(), [1, 2]), (1, hangs, [0, 2])];
+    for (failing, kind, stay) in faults {
+        let mut base = base(3);
+        // Files are compared first.
+        base.topology.content = matches!(kind, FaultKind::Timeout { .. }).then_some(ContentRoot([1; 32]));
         let mut leader = steward(&base, 0);
         let plans = (10..200).find_map(|second| {
             let now = Duration::from_secs(second);
