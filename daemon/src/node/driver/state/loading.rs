@@ -167,8 +167,8 @@ mod tests {
 
     #[test]
     fn ends_are_forgotten_after_another_outcome() {
-        type Outcome = (&'static str, fn(&LoadRecord));
-        let outcomes: [Outcome; 4] = [
+        type LoadEnd = (&'static str, fn(&LoadRecord));
+        let outcomes: [LoadEnd; 4] = [
             ("the load ends", |record| {
                 record.begin(1, SHARD, YOUNG).expect("two ends are no reason");
                 record.end(1, false);
