@@ -25,7 +25,7 @@ need() { # need PACKAGE..: Debian packages
     done
     [ ${#missing[@]} -eq 0 ] && return
     if [ "$(id -u)" -ne 0 ]; then
-        echo "build-deb: missing packages; as root: dpkg --add-architecture arm64; apt-get install ${missing[*]}" >&2
+        echo "build-deb: missing packages; as root: dpkg --add-architecture arm64 && apt-get update && apt-get install ${missing[*]}" >&2
         exit 1
     fi
     dpkg --add-architecture arm64

@@ -213,7 +213,7 @@ faults! {
     /// The state directory cannot be written.
     StateUnwritable { reason: String } => "state_unwritable", Refused,
         "cannot write its state: {reason}",
-        "give brambled a writable directory with --state DIR";
+        "free space on its disk or repair it (RUNBOOK.md, The disk is full or read-only)";
     /// The links between ranks could not be opened.
     LinksFailed { reason: String } => "links_failed", Unreachable,
         "cannot open its links: {reason}",

@@ -63,7 +63,7 @@ pub fn compare(nodes: &[Examined]) -> Vec<Finding> {
             code: "numeric_version_differs",
             severity: Severity::Error,
             meaning: format!("kernels of different numeric versions cannot share a stage: {}", told(&numeric)),
-            fix: "sudo apt update && sudo apt install bramble-daemon on each, then: console restart --yes".into(),
+            fix: "install the same release on each and restart them as docs/upgrade.md describes (from 0.1: replica by replica)".into(),
         });
     }
     let builds = groups(&|node| Some(node.build.clone()));
@@ -72,7 +72,7 @@ pub fn compare(nodes: &[Examined]) -> Vec<Finding> {
             code: "build_differs",
             severity: Severity::Warning,
             meaning: format!("releases differ: {}", told(&builds)),
-            fix: "sudo apt update && sudo apt install bramble-daemon on each, then: console restart --yes".into(),
+            fix: "install the same release on each and restart them as docs/upgrade.md describes (from 0.1: replica by replica)".into(),
         });
     }
     let mtus = groups(&|node| node.mtu.map(|mtu| mtu.to_string()));
