@@ -89,7 +89,8 @@ impl Gateway {
                 ("starting", StatusCode::SERVICE_UNAVAILABLE, "the node has not reported yet; try again".into())
             }
             (_, 0) if all > 0 => {
-                let message = "the topology is broken; `console status` names the member that is missing or fails".into();
+                let message =
+                    "the topology is broken; `console status` names the member that is missing or fails".into();
                 ("unavailable", StatusCode::SERVICE_UNAVAILABLE, message)
             }
             _ => {

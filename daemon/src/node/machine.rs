@@ -127,6 +127,8 @@ pub struct Node {
     pub(super) tokens: u64,
     /// Number of the latest request, counted over all topologies.
     pub(super) requests_begun: u64,
+    /// When a part of a model file could not be read while it served.
+    pub(super) unreadable: Option<Duration>,
     pub(super) exclusions: Exclusions,
     pub(super) exclusion_writes: ExclusionWrites,
     pub(super) benches: Benches,
@@ -188,6 +190,7 @@ impl Node {
             exit_code: 0,
             tokens: 0,
             requests_begun: 0,
+            unreadable: None,
             exclusions,
             exclusion_writes: ExclusionWrites::default(),
             benches: Benches::default(),
@@ -471,11 +474,8 @@ impl Node {
         }
         match &self.running {
             Some(running) if running.fault.is_none() && running.assignment.replica().len() > 1 => {
-                if running.assignment.place().is_head() && running.requests.is_empty() {
-                    self.exit()
-                } else {
-                    Vec::new()
-                }
+                let is_done = running.assignment.place().is_head() && running.requests.is_empty();
+                if is_done { self.exit() } else { Vec::new() }
             }
             Some(running) if !running.requests.is_empty() => Vec::new(),
             _ => self.exit(),

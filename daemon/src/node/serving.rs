@@ -1,4 +1,6 @@
 //! Requests of a running topology, and the faults that break it.
+use std::time::Duration;
+
 use common::{
     chat::{GRAMMAR_BYTES_MAX, Grammar, PROMPT_BYTES_MAX},
     fault::{Fault, FaultKind, Loss},
@@ -24,6 +26,9 @@ use crate::{
     node::effect::{Effect, EngineEffect, ModelEffect},
     text::AnswerEvent,
 };
+
+/// A second unreadable part of a model file within this time means that the file is damaged.
+const UNREADABLE: Duration = Duration::from_secs(3600);
 
 impl Node {
     /// The topology, if it accepts new requests.
@@ -184,6 +189,9 @@ impl Node {
             ReplicaEvent::Unreadable(reason) => {
                 let Topology { model, draft, .. } = running.assignment.topology.clone();
                 let files = [model.clone()].into_iter().chain(draft.map(|draft| draft.model));
+                // Once, it may have been the connection of the disk; hashing a large file takes minutes.
+                let is_again = self.unreadable.replace(self.now).is_some_and(|last| self.now < last + UNREADABLE);
+                let files = files.filter(|_| is_again);
                 let mut effects: Vec<Effect> =
                     files.map(|model| Effect::Model(ModelEffect::Distrust { model })).collect();
                 effects.extend(self.break_down(self.fault_here(FaultKind::ModelInvalid { model, reason })));

@@ -6,7 +6,7 @@ use std::{
     iter::Enumerate,
     path::{Path, PathBuf},
     sync::{
-        Mutex, PoisonError, TryLockError,
+        Mutex, MutexGuard, PoisonError, TryLockError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
@@ -27,7 +27,7 @@ const CLOCK: Duration = Duration::from_millis(20);
 /// Maximum of stored roots.
 const KEPT: usize = 64;
 
-/// Receives progress (bytes done, total bytes); returns whether to continue.
+/// Called at intervals with the progress (bytes done, total bytes), even if there is none; returns whether to continue.
 pub type Progress<'a> = dyn FnMut(u64, u64) -> bool + 'a;
 
 /// The roots that a node has computed.
@@ -52,6 +52,18 @@ static COMPUTING: Mutex<()> = Mutex::new(());
 /// Bytes that this process has hashed. While a disk does not answer, there is no progress: the nodes that wait for it
 /// notice that, because they bound the silence.
 static HASHED: AtomicU64 = AtomicU64::new(0);
+/// Keys of files of which a part could not be read: their stored hashes do not count, even if they cannot be removed.
+static DISTRUSTED: Mutex<Vec<Sha256>> = Mutex::new(Vec::new());
+
+/// Bytes that this process has hashed so far. If this number and that of the own progress are unchanged, the disk does not
+/// answer.
+pub fn hashed() -> u64 {
+    HASHED.load(Ordering::Relaxed)
+}
+
+fn distrusted() -> MutexGuard<'static, Vec<Sha256>> {
+    DISTRUSTED.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 impl Contents {
     /// Below a daemon's state folder, which is created only when a root is stored.
@@ -72,6 +84,9 @@ impl Contents {
             return Some(Content { root: content::root(file, &[]), stamps });
         }
         let key = key(file, &stamps);
+        if distrusted().contains(&key) {
+            return None;
+        }
         let text = fs::read_to_string(self.path(&key)).ok()?;
         let known: ContentRecord = toml::from_str(&text).ok()?;
         let root: Sha256 = known.content.parse().ok()?;
@@ -81,7 +96,14 @@ impl Contents {
     /// Forgets the stored content hash of the file: a part of it could not be read.
     pub fn forget(&self, file: &GgufFile) {
         let Ok(stamps) = file.stamps() else { return };
-        match fs::remove_file(self.path(&key(file, &stamps))) {
+        let key = key(file, &stamps);
+        let path = self.path(&key);
+        {
+            let mut keys = distrusted();
+            keys.truncate(KEPT);
+            keys.insert(0, key);
+        }
+        match fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 tracing::warn!("cannot forget a model's hash in {}: {error}", self.folder.display());
             }
@@ -97,18 +119,15 @@ impl Contents {
         if let Some(content) = self.known(file) {
             return Ok(content);
         }
-        let mut seen = None;
         let _computing = loop {
             match COMPUTING.try_lock() {
                 Ok(guard) => break guard,
                 Err(TryLockError::Poisoned(poisoned)) => break poisoned.into_inner(),
                 Err(TryLockError::WouldBlock) => thread::park_timeout(WORD),
             }
-            let hashed = Some(HASHED.load(Ordering::Relaxed));
-            if seen != hashed && !progress(0, content::total_bytes(file)) {
+            if !progress(0, content::total_bytes(file)) {
                 return Err(FaultKind::StoreCancelled);
             }
-            seen = hashed;
         };
         match self.known(file) {
             Some(content) => Ok(content),
@@ -134,6 +153,7 @@ impl Contents {
         }
         let (bytes, ms) = (content::total_bytes(file), begun.elapsed().as_millis() as u64);
         tracing::info!(content = %content.root, "hashed {} MB of weights in {ms} ms", bytes / 1_000_000);
+        distrusted().retain(|one| *one != key(file, &content.stamps));
         if let Err(error) = self.keep(file, &content) {
             let folder = self.folder.display();
             tracing::warn!(
@@ -235,14 +255,11 @@ fn hash_all(file: &GgufFile, progress: &mut Progress<'_>) -> Result<io::Result<V
                 return Ok(Err(error));
             }
         };
-        let mut seen = None;
         while threads.iter().any(|thread| !thread.is_finished()) {
-            let done = work.done.load(Ordering::Relaxed);
-            if seen != Some(done) && !progress(done, total) {
+            if !progress(work.done.load(Ordering::Relaxed), total) {
                 work.is_over.store(true, Ordering::Relaxed);
                 return Err(FaultKind::StoreCancelled);
             }
-            seen = Some(done);
             thread::park_timeout(WORD);
         }
         Ok(threads

@@ -1,6 +1,6 @@
 //! The files in a node's model folders: listing, removing, adding. A file under its final name is complete and
 //! verified; incomplete files are named `.part`. Blocking; independent of nodes and sessions.
-mod content;
+pub mod content;
 mod hash;
 mod offer;
 mod part;

@@ -16,7 +16,7 @@ use crate::identify::unexpected;
 /// Longest time without a message from the node: it may have to retry a download server several times.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// Time limit for a list of files: the node reads the header of each, perhaps while its disk is busy.
-const LIST: Duration = Duration::from_secs(30);
+const LIST: Duration = Duration::from_secs(20);
 
 /// Progress callback: step, bytes done, total bytes if known.
 pub type ModelProgress<'a> = dyn Fn(Step, Bytes, Option<Bytes>) + Sync + 'a;
@@ -52,18 +52,10 @@ pub async fn stored(session: &Session, request: ModelsRequest, told: &ModelProgr
 /// The model files of a node.
 ///
 /// # Errors
-/// The node refuses or fails, or does not answer for 30 s.
+/// The node refuses or fails, or does not answer for 20 s.
 pub async fn list(session: &Session) -> Result<Vec<ModelFile>, Fault> {
-    list_within(session, LIST).await
-}
-
-/// As [`list`], with another time limit.
-///
-/// # Errors
-/// The node refuses or fails, or does not answer in time.
-pub async fn list_within(session: &Session, patience: Duration) -> Result<Vec<ModelFile>, Fault> {
     let mut reply = session.ask(RequestBody::Models(Box::new(ModelsRequest::List))).await?;
-    match reply.next("a list of model files", patience).await? {
+    match reply.next("a list of model files", LIST).await? {
         ResponseBody::Models(response) => match *response {
             ModelsResponse::Listed(files) => Ok(files),
             other => Err(odd(session, &other)),

@@ -59,8 +59,7 @@ impl Gateway {
                 let holder = async {
                     let session = Arc::new(Session::open(&address, own).await?);
                     let is_free = is_unused(&report(&session).await?) && holds_nothing(&session).await?;
-                    // A node whose disk hangs must not delay the change on the others.
-                    let files = files::list_within(&session, REPORT).await?;
+                    let files = files::list(&session).await?;
                     Ok::<_, Fault>(FileHolder { session, files, is_free })
                 };
                 (holder.await, address)
@@ -70,7 +69,7 @@ impl Gateway {
         while let Some(answer) = asked.join_next().await {
             match answer {
                 Ok((Ok(holder), address)) => drop(holders.insert(address, holder)),
-                Ok((Err(fault), address)) => tracing::debug!(address, "a node is left out of a change: {fault}"),
+                Ok((Err(fault), address)) => tracing::warn!(address, "a node is left out of a change: {fault}"),
                 Err(_) => {}
             }
         }

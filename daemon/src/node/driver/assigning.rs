@@ -3,9 +3,9 @@ use std::{
     mem,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use common::{
@@ -18,7 +18,7 @@ use protocol::{
     handshake::{Between, Identity, Welcome},
     message::Prepare,
 };
-use telemetry::{LoadProgress, NodeState};
+use telemetry::NodeState;
 use tokio::{
     sync::mpsc::{Receiver, Sender, channel},
     task::{AbortHandle, spawn_blocking},
@@ -34,6 +34,7 @@ use super::{
     context::DriverContext,
     engine_host::EngineHost,
     linking::{self, IncomingLink, Linking, OpenLinks},
+    load_report::{AttemptProgress, LoadReport},
     loading::{self, Loaded},
     running::{EngineStart, LocalAssignment, RunningEngine},
     state::LoadRecord,
@@ -59,13 +60,6 @@ struct PreparedShard {
     loaded: Box<Loaded>,
     /// Marks its memory as occupied. The last field: it is dropped when the shard is freed.
     _held: TaskTrackerToken,
-}
-
-/// Progress of a load; that of an earlier attempt at the same epoch is ignored.
-#[derive(Clone, Copy, Debug)]
-pub struct AttemptProgress {
-    pub(super) attempt: u64,
-    pub(super) progress: LoadProgress,
 }
 
 /// Opened links, or why they could not be opened.
@@ -159,7 +153,9 @@ impl Assignments {
 
     /// Forgets the processes that ended in a load: an operator has repaired this node.
     pub(super) fn forget_ends(&self) {
-        self.record.forget();
+        let record = Arc::clone(&self.record);
+        // The disk may have stalled.
+        spawn_blocking(move || record.forget());
     }
 
     /// The process ends, even in the middle of a load.
@@ -373,8 +369,8 @@ fn run_load(
     prepare: &Prepare,
     cancelled: &AtomicBool,
 ) -> Result<Box<Loaded>, FaultKind> {
-    let (epoch, inputs) = (prepare.epoch, &context.inputs);
-    let report = LoadReport { attempt, inputs, begun: Instant::now(), sent_ms: AtomicU64::new(0) };
+    let epoch = prepare.epoch;
+    let report = LoadReport::new(attempt, &context.inputs);
     let is_abandoned = || cancelled.load(Ordering::Acquire);
     let begun = match is_abandoned() {
         true => Err(FaultKind::NotPrepared { epoch }),
@@ -391,31 +387,6 @@ fn run_load(
     let result = result.map(Box::new);
     tracing::info!(%epoch, model = prepare.topology.model, ok = result.is_ok(), ms = report.elapsed_ms(), "load ended");
     result
-}
-
-/// Reports the progress of a load: at most ten times a second, and at its end.
-struct LoadReport<'a> {
-    attempt: u64,
-    inputs: &'a Sender<Input>,
-    begun: Instant,
-    /// When progress was reported last, after `begun`.
-    sent_ms: AtomicU64,
-}
-
-impl LoadReport<'_> {
-    fn elapsed_ms(&self) -> u64 {
-        self.begun.elapsed().as_millis() as u64
-    }
-
-    fn send(&self, progress: LoadProgress) {
-        let (now, last) = (self.elapsed_ms(), self.sent_ms.load(Ordering::Relaxed));
-        if (now >= last + 100 || progress.done == progress.total)
-            && self.sent_ms.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-        {
-            // If the queue is full, only a progress line is lost.
-            let _ = self.inputs.try_send(Input::Loading(AttemptProgress { attempt: self.attempt, progress }));
-        }
-    }
 }
 
 /// Why links do not belong to the assignment that this node prepares: the epoch or the topology differs.

@@ -36,3 +36,10 @@ impl DriverContext {
         Fault::new(&self.config.name, kind)
     }
 }
+
+/// A random number that differs from that of the previous start.
+pub(super) fn instance() -> u64 {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    // TOML integers are signed.
+    RandomState::new().build_hasher().finish() >> 1
+}

@@ -14,6 +14,7 @@ mod head_links;
 mod heartbeat;
 mod kv_keeping;
 mod linking;
+mod load_report;
 mod loading;
 mod models;
 mod network;
@@ -64,14 +65,15 @@ use tokio::{
 };
 
 use self::{
-    assigning::{Assignments, AttemptProgress, LinkOutcome, LoadOutcome, RankLink},
+    assigning::{Assignments, LinkOutcome, LoadOutcome, RankLink},
     bench_task::BenchSources,
     benching::BenchHost,
     cluster::{ClusterView, StandingSources},
-    context::DriverContext,
+    context::{DriverContext, instance},
     disk::Disk,
     engine_host::EngineHost,
     kv_keeping::KvKeeping,
+    load_report::AttemptProgress,
     models::ModelJobs,
     pacemaker::Pacemaker,
     reloading::{disk_folder, patience},
@@ -489,11 +491,4 @@ fn log_failure(event: &Event, node: &Node) {
         | Event::Tick { .. }
         | Event::Terminate { .. } => {}
     }
-}
-
-/// A random number that differs from that of the previous start.
-fn instance() -> u64 {
-    use std::hash::{BuildHasher, Hasher, RandomState};
-    // TOML integers are signed.
-    RandomState::new().build_hasher().finish() >> 1
 }

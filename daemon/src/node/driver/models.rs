@@ -3,7 +3,7 @@ use std::{
     collections::{HashMap, VecDeque},
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -20,13 +20,18 @@ use protocol::{
     noise::key::Role,
     session::{Reply, Session},
 };
-use tokio::{runtime::Handle, sync::Semaphore, task::spawn_blocking, time::timeout};
+use tokio::{
+    runtime::Handle,
+    sync::Semaphore,
+    task::{JoinError, spawn_blocking},
+    time::timeout,
+};
 
 use super::{Outbox, context::DriverContext, loading, opening, sessions::OpenSessions};
 use crate::{
     config::Config,
     node::{SessionId, effect::ModelEffect},
-    store::{Origin, Store, Tell, pull},
+    store::{Origin, Store, Tell, content::hashed, pull},
 };
 
 /// Concurrent requests about model files.
@@ -48,7 +53,9 @@ const FULL_PAUSE: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 1
 const IDENTIFYING_MAX: u32 = 4;
 static IDENTIFYING: Semaphore = Semaphore::const_new(IDENTIFYING_MAX as usize);
 /// Longest wait for that.
-const TURN: Duration = Duration::from_secs(20);
+const TURN: Duration = Duration::from_secs(5);
+/// A read of a header that takes longer no longer counts: its disk does not answer.
+const READ: Duration = Duration::from_secs(60);
 
 /// Running requests, each with a flag that is false once it is cancelled.
 #[derive(Debug, Default)]
@@ -77,6 +84,8 @@ struct ModelJob {
     wanted: Arc<AtomicBool>,
     outbox: Outbox,
     id: RequestId,
+    /// Changes with each byte that is hashed.
+    moved: AtomicU64,
 }
 
 impl ModelJobs {
@@ -98,7 +107,8 @@ impl ModelJobs {
                 self.0.insert((session, id), Arc::clone(&wanted));
                 let config = Arc::clone(&context.config);
                 let store = Store::new(&config.models, &config.state).hollow(config.paced.is_some());
-                let job = ModelJob { config, store, identity: context.identity.clone(), wanted, outbox, id };
+                let (identity, moved) = (context.identity.clone(), AtomicU64::new(0));
+                let job = ModelJob { config, store, identity, wanted, outbox, id, moved };
                 spawn_blocking(move || job.run(*request));
             }
         }
@@ -120,6 +130,10 @@ impl ModelJobs {
     }
 }
 
+fn panicked(error: &JoinError) -> FaultKind {
+    FaultKind::Internal { reason: error.to_string() }
+}
+
 /// Reads a model's identity on a blocking thread, then answers.
 fn identify(session: SessionId, id: RequestId, model: String, context: &DriverContext, sessions: &mut OpenSessions) {
     let Some(outbox) = sessions.outbox(session).cloned() else { return };
@@ -132,9 +146,13 @@ fn identify(session: SessionId, id: RequestId, model: String, context: &DriverCo
         let name = config.name.clone();
         // The header of each file that is read takes memory.
         let found = match timeout(TURN, IDENTIFYING.acquire()).await {
-            Ok(Ok(_turn)) => spawn_blocking(move || loading::identify(&config.models, &model))
-                .await
-                .unwrap_or_else(|error| Err(FaultKind::Internal { reason: error.to_string() })),
+            Ok(Ok(_turn)) => {
+                let reading = spawn_blocking(move || loading::identify(&config.models, &model));
+                let what = || FaultKind::Timeout { what: "its model file".into(), seconds: READ.as_secs() as u32 };
+                timeout(READ, reading)
+                    .await
+                    .map_or_else(|_| Err(what()), |read| read.unwrap_or_else(|error| Err(panicked(&error))))
+            }
             _ => Err(FaultKind::Full { what: "model files that are being opened".into(), limit: IDENTIFYING_MAX }),
         };
         drop(permit);
@@ -189,8 +207,13 @@ impl ModelJob {
         }
     }
 
-    /// Reports progress. Returns whether to continue.
+    /// Reports progress. Returns whether to continue. If nothing is hashed, not even for another request, it reports
+    /// nothing: the node that waits must notice a disk that does not answer.
     fn tell(&self, step: Step, done: u64, total: Option<u64>) -> bool {
+        let moved = hashed() + done + 1;
+        if step == Step::Hashing && self.moved.swap(moved, Ordering::Relaxed) == moved {
+            return self.wanted.load(Ordering::Acquire);
+        }
         let working = ModelsResponse::Working { step, done: Bytes(done), total: total.map(Bytes) };
         let body = ResponseBody::Models(Box::new(working));
         self.wanted.load(Ordering::Acquire) && self.outbox.blocking_send(Response { id: self.id, body })
@@ -434,6 +457,7 @@ mod tests {
             wanted: Arc::new(AtomicBool::new(true)),
             outbox,
             id: RequestId(1),
+            moved: AtomicU64::new(0),
         };
         let ended = spawn_blocking(move || job.fetch(NAME, &from, &mut |_, _, _| true)).await.expect("no panic");
         let is_complete = fs::read(models.join(NAME)).is_ok_and(|copy| copy == *bytes);

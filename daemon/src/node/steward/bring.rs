@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use common::{
-    fault::Fault,
+    fault::{Fault, FaultKind},
     ids::MemberIndex,
     planted::{Planted, is_planted},
 };
@@ -109,6 +109,8 @@ impl Steward {
         let (base, name) = (&bring.base, &bring.base.topology.members[member.index()].name);
         match (bring.stage, &answer) {
             (BringStage::Prepare, Ok(())) => self.member_loaded(name),
+            // If others are silent, too, the cause may be storage that they share.
+            (BringStage::Content, Err(Fault { kind: FaultKind::Timeout { .. }, .. })) if !bring.waiting.is_empty() => {}
             (BringStage::Content, Err(fault)) => self.member_failed(base, name, &fault.kind, true),
             (BringStage::Prepare, Err(fault)) => self.member_failed(base, name, &fault.kind, false),
             _ => {}

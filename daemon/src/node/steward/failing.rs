@@ -58,9 +58,11 @@ impl Steward {
             | FaultKind::Internal { .. }
             // A disk that answers no read.
             | FaultKind::Timeout { .. } => true,
+            // Earlier requests still wait for that disk.
+            FaultKind::Full { .. } => self.failing.contains_key(name),
             _ => false,
         };
-        let has_no_model = compares && !matches!(kind, FaultKind::Timeout { .. });
+        let has_no_model = compares && !matches!(kind, FaultKind::Timeout { .. } | FaultKind::Full { .. });
         if !is_own {
             return;
         }

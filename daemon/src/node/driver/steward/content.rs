@@ -88,9 +88,12 @@ async fn check_file(file: NeededFile, session: &Session) -> Result<(), Fault> {
     let ask = ModelsRequest::Content { model: model.clone() };
     let mut reply = session.ask(RequestBody::Models(Box::new(ask))).await?;
     loop {
-        let ResponseBody::Models(response) = reply.next("hashing its model file", WORD).await? else {
-            return Err(session.unexpected());
-        };
+        let answer = reply.next("its model file", WORD).await;
+        if answer.is_err() {
+            // Its turn must not come before that of the next attempt.
+            let _ = session.cancel(reply.id).await;
+        }
+        let ResponseBody::Models(response) = answer? else { return Err(session.unexpected()) };
         match *response {
             ModelsResponse::Working { .. } => {}
             ModelsResponse::Content(actual) if actual == expected => return Ok(()),
