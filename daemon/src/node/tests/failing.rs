@@ -55,6 +55,13 @@ fn attempt_with(
     let mut end = BringResult::Rests;
     while !asks.is_empty() {
         let mut next = Vec::new();
+        // A member that is silent is the last one to be waited for.
+        asks.sort_by_key(|ask| match (ask, &failing) {
+            (StewardAsk::Content { address, .. }, Some((one, FaultKind::Timeout { .. }))) => {
+                *address == all[*one].address
+            }
+            _ => false,
+        });
         for ask in asks {
             let (question, address, body) = match ask {
                 StewardAsk::Node { question, address, body, .. } => (question, address, Some(body)),
