@@ -92,7 +92,7 @@ fn answer_waits_until_its_replica_is_assigned_again() {
     cluster.signal(1, Signal::SIGKILL);
     cluster.wait(1);
     wait_until("the topology is broken", || get(&address, "/health").status == 503);
-    post(&address, "/v1/completions", &body(1, 3)).assert_error(503, "not_serving", "assign");
+    post(&address, "/v1/completions", &body(1, 3)).assert_error(503, "not_serving", "console status");
     cluster.start(1);
     assign(&cluster, 2, "tp2", &["--context", "2048"]);
     let (text, trace) = rest(running);

@@ -59,6 +59,7 @@ fn every_console_command_of_the_runbook_runs_as_written() {
     assert_eq!(fences, known, "a block of commands must state where it runs");
 
     let cluster = Cluster::supervised(4, &demo_models(), "recover = true\n");
+    cluster.generate(4, &["--prompt", "Once upon a time", "--max-tokens", "4"]).completion();
     let home = tempfile::tempdir().expect("create a temporary folder");
     let path = std::env::var("PATH").unwrap_or_default();
     for command in on_console {

@@ -130,10 +130,6 @@ impl ModelJobs {
     }
 }
 
-fn panicked(error: &JoinError) -> FaultKind {
-    FaultKind::Internal { reason: error.to_string() }
-}
-
 /// Reads a model's identity on a blocking thread, then answers.
 fn identify(session: SessionId, id: RequestId, model: String, context: &DriverContext, sessions: &mut OpenSessions) {
     let Some(outbox) = sessions.outbox(session).cloned() else { return };
@@ -147,11 +143,11 @@ fn identify(session: SessionId, id: RequestId, model: String, context: &DriverCo
         // The header of each file that is read takes memory.
         let found = match timeout(TURN, IDENTIFYING.acquire()).await {
             Ok(Ok(_turn)) => {
-                let reading = spawn_blocking(move || loading::identify(&config.models, &model));
-                let what = || FaultKind::Timeout { what: "its model file".into(), seconds: READ.as_secs() as u32 };
-                timeout(READ, reading)
-                    .await
-                    .map_or_else(|_| Err(what()), |read| read.unwrap_or_else(|error| Err(panicked(&error))))
+                match timeout(READ, spawn_blocking(move || loading::identify(&config.models, &model))).await {
+                    Ok(Ok(found)) => found,
+                    Ok(Err(error)) => Err(FaultKind::Internal { reason: error.to_string() }),
+                    Err(_) => Err(FaultKind::Timeout { what: "its model file".into(), seconds: READ.as_secs() as u32 }),
+                }
             }
             _ => Err(FaultKind::Full { what: "model files that are being opened".into(), limit: IDENTIFYING_MAX }),
         };
