@@ -1,12 +1,37 @@
 //! Opens the daemon's ports, also at an address that the machine does not have yet: after a power cut the network can come
 //! up later than the daemon.
-use std::{io, net::SocketAddr};
+use std::{io, net::SocketAddr, time::Duration};
 
 use nix::sys::socket::{setsockopt, sockopt::IpFreebind};
-use tokio::net::{TcpListener, TcpSocket};
+use tokio::{
+    net::{TcpListener, TcpSocket},
+    time::{Instant, sleep},
+};
 
 /// Connections that may wait to be accepted; the kernel may allow fewer.
 const BACKLOG: u32 = 4096;
+
+/// Shortest time between two warnings that a connection cannot be accepted.
+const WARNING_INTERVAL: Duration = Duration::from_secs(10);
+/// Pause after a connection that could not be accepted.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Connections that cannot be accepted, usually for lack of file descriptors.
+#[derive(Debug, Default)]
+pub(crate) struct AcceptFailures {
+    warned: Option<Instant>,
+}
+
+impl AcceptFailures {
+    /// Warns, but not every time, and waits until other connections may have ended.
+    pub(crate) async fn pause(&mut self, port: &str, error: &io::Error) {
+        if self.warned.is_none_or(|at| at.elapsed() >= WARNING_INTERVAL) {
+            tracing::warn!("cannot accept a connection of the {port}: {error}");
+            self.warned = Some(Instant::now());
+        }
+        sleep(PAUSE).await;
+    }
+}
 
 /// Listens at an address. If the machine does not have it, logs that; connections arrive once it does.
 ///

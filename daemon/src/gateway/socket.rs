@@ -23,6 +23,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::connections::{Connections, Visit};
+use crate::listening::AcceptFailures;
 
 /// Time limit for a request's head, and for an idle connection.
 const HEAD: Duration = Duration::from_secs(20);
@@ -30,9 +31,6 @@ const HEAD: Duration = Duration::from_secs(20);
 const BUFFER_BYTES: usize = 64 << 10;
 /// Write timeout: a client that reads nothing for this long is disconnected.
 const WRITE: Duration = Duration::from_secs(20);
-
-/// Shortest time between two warnings that a connection cannot be accepted.
-const ACCEPT_WARNING_INTERVAL: Duration = Duration::from_secs(10);
 
 /// How long a connection without a request stays open after the stop: its request may be on the way.
 const LAST_REQUEST: Duration = Duration::from_millis(200);
@@ -56,7 +54,7 @@ pub(super) async fn accept(listener: TcpListener, router: Router, open: TaskTrac
             lock(&connections).done(&visit);
         });
     };
-    let mut warned: Option<Instant> = None;
+    let mut failures = AcceptFailures::default();
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -65,13 +63,8 @@ pub(super) async fn accept(listener: TcpListener, router: Router, open: TaskTrac
         match accepted {
             Ok((stream, peer)) => begin(stream, peer),
             Err(error) => {
-                // Usually out of file descriptors: a pause lets connections end.
-                if warned.is_none_or(|at| at.elapsed() >= ACCEPT_WARNING_INTERVAL) {
-                    tracing::warn!("cannot accept a connection of the HTTP API: {error}");
-                    warned = Some(Instant::now());
-                }
                 lock(&connections).evict();
-                sleep(Duration::from_millis(100)).await;
+                failures.pause("HTTP API", &error).await;
             }
         }
     }

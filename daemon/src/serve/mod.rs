@@ -38,7 +38,8 @@ use crate::{
     config::{Config, DaemonArguments},
     gateway,
     health::machine,
-    keys, listening,
+    keys,
+    listening::{self, AcceptFailures},
     node::{
         Event,
         driver::{
@@ -53,9 +54,6 @@ use crate::{
 const CONNECTIONS_MAX: usize = 512;
 /// Of these, maximum of viewers.
 const VIEWERS_MAX: usize = 256;
-
-/// Shortest time between two warnings that a connection cannot be accepted.
-const ACCEPT_WARNING_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Longest delay of the exit by answers of other nodes that clients still read.
 const GATEWAY_DRAIN: Duration = Duration::from_secs(5);
@@ -230,7 +228,7 @@ pub async fn serve(
 }
 
 async fn accept(listener: TcpListener, host: Arc<Host>, sessions: TaskTracker) {
-    let mut warned: Option<Instant> = None;
+    let mut failures = AcceptFailures::default();
     loop {
         match listener.accept().await {
             Ok((stream, peer)) => {
@@ -241,14 +239,7 @@ async fn accept(listener: TcpListener, host: Arc<Host>, sessions: TaskTracker) {
                 let host = Arc::clone(&host);
                 sessions.spawn(async move { session::run(stream, peer, &host, ticket).await });
             }
-            Err(error) => {
-                // Usually out of descriptors: a pause lets connections end.
-                if warned.is_none_or(|at| at.elapsed() >= ACCEPT_WARNING_INTERVAL) {
-                    tracing::warn!("cannot accept a connection: {error}");
-                    warned = Some(Instant::now());
-                }
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
+            Err(error) => failures.pause("node", &error).await,
         }
     }
 }

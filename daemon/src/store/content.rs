@@ -55,10 +55,17 @@ static HASHED: AtomicU64 = AtomicU64::new(0);
 /// Keys of files of which a part could not be read: their stored hashes do not count, even if they cannot be removed.
 static DISTRUSTED: Mutex<Vec<Sha256>> = Mutex::new(Vec::new());
 
-/// Bytes that this process has hashed so far. If this number and that of the own progress are unchanged, the disk does not
-/// answer.
-pub fn hashed() -> u64 {
-    HASHED.load(Ordering::Relaxed)
+/// Whether the disk answers while a request hashes a file, loads it, or waits until another one was hashed.
+#[derive(Debug, Default)]
+pub struct DiskProgress(AtomicU64);
+
+impl DiskProgress {
+    /// Whether bytes were read since the last call, by the caller, which has read `done`, or for another request.
+    pub fn moves(&self, done: u64) -> bool {
+        // Not 0, with which it begins.
+        let now = HASHED.load(Ordering::Relaxed) + done + 1;
+        self.0.swap(now, Ordering::Relaxed) != now
+    }
 }
 
 fn distrusted() -> MutexGuard<'static, Vec<Sha256>> {

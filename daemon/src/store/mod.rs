@@ -1,6 +1,6 @@
 //! The files in a node's model folders: listing, removing, adding. A file under its final name is complete and
 //! verified; incomplete files are named `.part`. Blocking; independent of nodes and sessions.
-pub mod content;
+mod content;
 mod hash;
 mod offer;
 mod part;
@@ -23,7 +23,7 @@ use gguf::GgufFile;
 use nix::sys::statvfs::statvfs;
 use protocol::models::{FILES_MAX, FileState, ModelFile, PART, PIECE_BYTES_MAX, Step, check_name, files_of};
 
-pub use content::{Contents, Progress};
+pub use content::{Contents, DiskProgress, Progress};
 pub use offer::Inquiry;
 pub use part::{Origin, PartialFile};
 pub use pull::pull;

@@ -31,7 +31,7 @@ use super::{
     Input,
     bench_task::{BenchTask, GONE},
     benching::BenchHost,
-    context::DriverContext,
+    context::{DriverContext, ending},
     engine_host::EngineHost,
     linking::{self, IncomingLink, Linking, OpenLinks},
     load_report::{AttemptProgress, LoadReport},
@@ -128,13 +128,6 @@ impl MemoryHolders {
     }
 }
 
-/// A tracker for marks of occupied memory: a wait ends as soon as there is none.
-fn no_marks() -> TaskTracker {
-    let marks = TaskTracker::new();
-    marks.close();
-    marks
-}
-
 /// The assignment that is being loaded or connected, if there is one.
 #[derive(Debug)]
 pub(super) struct Assignments {
@@ -148,7 +141,7 @@ pub(super) struct Assignments {
 
 impl Assignments {
     pub(super) fn new(record: LoadRecord) -> Self {
-        Self { open: None, attempts: 0, occupied: no_marks(), record: Arc::new(record) }
+        Self { open: None, attempts: 0, occupied: ending(), record: Arc::new(record) }
     }
 
     /// Forgets the processes that ended in a load: an operator has repaired this node.
@@ -216,7 +209,7 @@ impl Assignments {
         load: impl FnOnce() -> Result<Box<Loaded>, FaultKind> + Send + 'static,
     ) {
         // It waits for the latest load, and so for all earlier ones.
-        let earlier = mem::replace(&mut self.occupied, no_marks());
+        let earlier = mem::replace(&mut self.occupied, ending());
         let held = self.occupied.token();
         tokio::spawn(async move {
             before.gone(earlier).await;
@@ -421,7 +414,7 @@ mod tests {
 
     /// Nothing but earlier loads holds memory.
     fn idle() -> MemoryHolders {
-        MemoryHolders { bench: None, engines: no_marks() }
+        MemoryHolders { bench: None, engines: ending() }
     }
 
     fn failed() -> Result<Box<Loaded>, FaultKind> {

@@ -6,6 +6,7 @@ use engine::Variant;
 use kernels::Kernels;
 use protocol::handshake::Identity;
 use tokio::sync::mpsc::Sender;
+use tokio_util::task::TaskTracker;
 
 use super::{Input, pacemaker::Pacemaker};
 use crate::{config::Config, kv_store::NodeStore};
@@ -35,6 +36,13 @@ impl DriverContext {
     pub(super) fn fault(&self, kind: FaultKind) -> Fault {
         Fault::new(&self.config.name, kind)
     }
+}
+
+/// A tracker of tasks that are about to end: a wait ends as soon as there is none.
+pub(super) fn ending() -> TaskTracker {
+    let tracker = TaskTracker::new();
+    tracker.close();
+    tracker
 }
 
 /// A random number that differs from that of the previous start.

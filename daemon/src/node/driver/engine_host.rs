@@ -7,7 +7,7 @@ use protocol::across::Across;
 use smallvec::{SmallVec, smallvec};
 use tokio_util::task::TaskTracker;
 
-use super::{orders::COMMANDS_MAX, running::RunningEngine};
+use super::{context::ending, orders::COMMANDS_MAX, running::RunningEngine};
 use crate::{
     node::{Event, effect::EngineEffect, event::EngineCommand},
     text::AnswerEvent,
@@ -21,16 +21,14 @@ pub(super) struct EngineHost {
     running: Option<RunningEngine>,
     /// The latest run whose death was reported.
     died: Option<u64>,
-    /// Engines that were stopped and have not ended yet. Closed, so that a wait ends as soon as there is none.
+    /// Engines that were stopped and have not ended yet.
     stopping: TaskTracker,
 }
 
 impl EngineHost {
     /// For the node with this name.
     pub(super) fn new(name: String) -> Self {
-        let stopping = TaskTracker::new();
-        stopping.close();
-        Self { name, running: None, died: None, stopping }
+        Self { name, running: None, died: None, stopping: ending() }
     }
 
     /// The running engine.

@@ -8,7 +8,7 @@ use telemetry::LoadProgress;
 use tokio::sync::mpsc::Sender;
 
 use super::Input;
-use crate::store::content::hashed;
+use crate::store::DiskProgress;
 
 /// Progress of a load; that of an earlier attempt at the same epoch is ignored.
 #[derive(Clone, Copy, Debug)]
@@ -25,14 +25,13 @@ pub(super) struct LoadReport<'a> {
     begun: Instant,
     /// When progress was reported last, after `begun`.
     sent_ms: AtomicU64,
-    /// Changes with each byte that is hashed or loaded.
-    moved: AtomicU64,
+    disk: DiskProgress,
 }
 
 impl<'a> LoadReport<'a> {
     /// Of a load that begins.
     pub(super) fn new(attempt: u64, inputs: &'a Sender<Input>) -> Self {
-        Self { attempt, inputs, begun: Instant::now(), sent_ms: AtomicU64::new(0), moved: AtomicU64::new(0) }
+        Self { attempt, inputs, begun: Instant::now(), sent_ms: AtomicU64::new(0), disk: DiskProgress::default() }
     }
 
     pub(super) fn elapsed_ms(&self) -> u64 {
@@ -40,15 +39,13 @@ impl<'a> LoadReport<'a> {
     }
 
     pub(super) fn send(&self, progress: LoadProgress) {
-        let moved = hashed() + progress.done.0 + 1;
-        if self.moved.load(Ordering::Relaxed) == moved {
+        if !self.disk.moves(progress.done.0) {
             return;
         }
         let (now, last) = (self.elapsed_ms(), self.sent_ms.load(Ordering::Relaxed));
         if (now >= last + 100 || progress.done == progress.total)
             && self.sent_ms.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         {
-            self.moved.store(moved, Ordering::Relaxed);
             // If the queue is full, only a progress line is lost.
             let _ = self.inputs.try_send(Input::Loading(AttemptProgress { attempt: self.attempt, progress }));
         }

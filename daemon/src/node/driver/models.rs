@@ -3,7 +3,7 @@ use std::{
     collections::{HashMap, VecDeque},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -20,18 +20,13 @@ use protocol::{
     noise::key::Role,
     session::{Reply, Session},
 };
-use tokio::{
-    runtime::Handle,
-    sync::Semaphore,
-    task::{JoinError, spawn_blocking},
-    time::timeout,
-};
+use tokio::{runtime::Handle, sync::Semaphore, task::spawn_blocking, time::timeout};
 
 use super::{Outbox, context::DriverContext, loading, opening, sessions::OpenSessions};
 use crate::{
     config::Config,
     node::{SessionId, effect::ModelEffect},
-    store::{Origin, Store, Tell, content::hashed, pull},
+    store::{DiskProgress, Origin, Store, Tell, pull},
 };
 
 /// Concurrent requests about model files.
@@ -84,8 +79,7 @@ struct ModelJob {
     wanted: Arc<AtomicBool>,
     outbox: Outbox,
     id: RequestId,
-    /// Changes with each byte that is hashed.
-    moved: AtomicU64,
+    disk: DiskProgress,
 }
 
 impl ModelJobs {
@@ -94,7 +88,7 @@ impl ModelJobs {
             ModelEffect::Identify { session, id, model } => identify(session, id, model, context, sessions),
             ModelEffect::Distrust { model } => {
                 let config = Arc::clone(&context.config);
-                tokio::spawn(async move { spawn_blocking(move || opening::distrust(&config, &model)).await });
+                spawn_blocking(move || opening::distrust(&config, &model));
             }
             ModelEffect::Files { session, id, request } => {
                 let Some(outbox) = sessions.outbox(session).cloned() else { return };
@@ -107,8 +101,8 @@ impl ModelJobs {
                 self.0.insert((session, id), Arc::clone(&wanted));
                 let config = Arc::clone(&context.config);
                 let store = Store::new(&config.models, &config.state).hollow(config.paced.is_some());
-                let (identity, moved) = (context.identity.clone(), AtomicU64::new(0));
-                let job = ModelJob { config, store, identity, wanted, outbox, id, moved };
+                let (identity, disk) = (context.identity.clone(), DiskProgress::default());
+                let job = ModelJob { config, store, identity, wanted, outbox, id, disk };
                 spawn_blocking(move || job.run(*request));
             }
         }
@@ -206,8 +200,7 @@ impl ModelJob {
     /// Reports progress. Returns whether to continue. If nothing is hashed, not even for another request, it reports
     /// nothing: the node that waits must notice a disk that does not answer.
     fn tell(&self, step: Step, done: u64, total: Option<u64>) -> bool {
-        let moved = hashed() + done + 1;
-        if step == Step::Hashing && self.moved.swap(moved, Ordering::Relaxed) == moved {
+        if step == Step::Hashing && !self.disk.moves(done) {
             return self.wanted.load(Ordering::Acquire);
         }
         let working = ModelsResponse::Working { step, done: Bytes(done), total: total.map(Bytes) };
@@ -453,7 +446,7 @@ mod tests {
             wanted: Arc::new(AtomicBool::new(true)),
             outbox,
             id: RequestId(1),
-            moved: AtomicU64::new(0),
+            disk: DiskProgress::default(),
         };
         let ended = spawn_blocking(move || job.fetch(NAME, &from, &mut |_, _, _| true)).await.expect("no panic");
         let is_complete = fs::read(models.join(NAME)).is_ok_and(|copy| copy == *bytes);

@@ -44,7 +44,8 @@ const ROLLING_FILE: &str = "restart.toml";
 const FORGOT_FILE: &str = "forgot.toml";
 const UNLOADED_FILE: &str = "unloaded.toml";
 const NEIGHBOURS_FILE: &str = "neighbours.toml";
-/// Pause before an unreadable or damaged file is read again.
+/// How often an unreadable or damaged file is read again, and the pause before.
+const RETRIES: usize = 2;
 const RETRY: Duration = Duration::from_millis(if cfg!(test) { 1 } else { 300 });
 /// Start of the line with the checksum.
 const CHECKSUM: &str = "# sha256 ";
@@ -212,16 +213,16 @@ impl StateFolder {
         is_sound: impl Fn(&T) -> bool,
     ) -> io::Result<Option<T>> {
         let path = self.folder.join(name);
-        // After a reset of the disk, the next read may succeed.
-        let again = [RETRY; 2].into_iter().find_map(|pause| {
-            let text = intact_text(fs::read(&path));
-            let is_unreadable = matches!(&text, Ok(None));
-            if is_unreadable {
-                thread::park_timeout(pause);
+        let mut text = intact_text(fs::read(&path));
+        for _ in 0..RETRIES {
+            if !matches!(text, Ok(None)) {
+                break;
             }
-            (!is_unreadable).then_some(text)
-        });
-        let text = match again.unwrap_or_else(|| intact_text(fs::read(&path))) {
+            // After a reset of the disk, the next read may succeed.
+            thread::park_timeout(RETRY);
+            text = intact_text(fs::read(&path));
+        }
+        let text = match text {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             text => text?,
         };
