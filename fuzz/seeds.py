@@ -6,12 +6,14 @@ import json
 import pathlib
 import re
 import struct
+import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CORPUS = ROOT / "fuzz/corpus"
 FIXTURES = ROOT / "tests/fixtures"
 sys.path.append(str(ROOT / "tests/security"))
+import variants  # noqa: E402
 from peer import number  # noqa: E402
 
 
@@ -19,6 +21,11 @@ def write(target, name, data):
     folder = CORPUS / target
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"seed-{name}").write_bytes(data)
+
+
+def write_all(target, name, texts, before=b"", after=b""):
+    for place, one in enumerate(dict.fromkeys(texts)):
+        write(target, f"{name}-{place}", before + one.encode() + after)
 
 
 def text(data):
@@ -161,6 +168,13 @@ def templates():
             if "tools" in chat:
                 parts.append(json.dumps(chat["tools"], ensure_ascii=False).encode())
             write("template", f"{path.stem}-{name}", bytes([1 if "tools" in chat else 0]) + b"\0".join(parts))
+    write_all("template", "part", variants.templates(), b"\1")
+    chat = conversations[max(conversations, key=lambda name: len(json.dumps(conversations[name])))]
+    shown = b"{{ messages | tojson }}{{ tools | tojson(indent=2) }}{{ a }}\0"
+    for key in ("messages", "tools"):
+        changed = variants.json_texts(chat.get(key) or TOOLS)
+        write_all("template", key, changed, b"\1" + shown + (b"\0" if key == "tools" else b""))
+    write_all("template", "variables", variants.json_texts({"a": {"b": [1]}}), b"\1" + shown + b"\0\0")
 
 
 # Answers in the order of the formats in fuzz_targets/answer.rs.
@@ -209,16 +223,27 @@ def schemas():
     for place, schema in enumerate(SCHEMAS):
         for flags in (0, 3, 0x13, 0x23, 0x33, 0x43, 0x53, 0x63, 0x73, 5):
             write("grammar", f"{place}-{flags}", bytes([flags]) + json.dumps(schema).encode())
+        write_all("grammar", f"{place}-changed", variants.json_texts(schema), b"\0")
 
 
 def messages():
-    kinds = {"Request": 0, "Response": 3, "Hello": 6, "Welcome": 7, "Beat": 8}
+    kinds = {"Request": 0, "Response": 3, "Hello": 6, "Welcome": 7, "Beat": 8, "KvRequest": 8, "KvResponse": 9, "Adopt": 9, "Adopted": 9}
+    seen = set()
+    test = ["cargo", "test", "-q", "-p", "bramble-protocol", "--lib", "--", "--ignored", "--nocapture", "print_seeds"]
+    printed = subprocess.run(test, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for place, (name, version, data) in enumerate(re.findall(r"^seed (\w+) (\d+) (\w*)$", printed, re.MULTILINE)):
+        write("messages", f"{name}-{version}-{place}", bytes([kinds[name], int(version) - 4]) + bytes.fromhex(data))
+        # The description of a model is JSON, the last part of its message, behind two bytes of its length.
+        begin = bytes.fromhex(data).find(b'{"name"')
+        if int(version) > 4 and begin > 0:
+            head, text = bytes.fromhex(data)[: begin - 2], bytes.fromhex(data)[begin:]
+            for which, one in enumerate(variants.json_texts(json.loads(text), ("null", "-1", "1.5e3", '"x"', "[]", "{}"), seen)):
+                changed = head + number(len(one.encode())) + one.encode()
+                write("messages", f"model-{place}-{which}", bytes([kinds[name], int(version) - 4]) + changed)
     for line in (FIXTURES / "wire-4/messages.txt").read_text().splitlines():
-        name, number, data = line.split()
-        if name in kinds:
-            write("messages", f"{name}-{number}", bytes([kinds[name], 0]) + bytes.fromhex(data))
-            if name == "Hello":
-                write("handshake", f"hello-{number}", b"\1\0" + struct.pack("<I", len(data) // 2) + bytes.fromhex(data))
+        name, place, data = line.split()
+        if name == "Hello":
+            write("handshake", f"hello-{place}", b"\1\0" + struct.pack("<I", len(data) // 2) + bytes.fromhex(data))
     for preamble in (b"BRAMBLE\n\x04\0\x0e\0\0\0\0\0", b"BRAMBLE\n\x04\0\x0e\0\x01\x01\x03\x02", b"BRAMBLE\n\x04\0\x0e\0\x02\x02\x02\x01"):
         for flags in (0, 1):
             write("handshake", f"preamble-{preamble[12]}-{flags}", bytes([0, flags]) + preamble + b"payload")
@@ -280,15 +305,20 @@ HEADS = [
 
 
 def http():
+    seen = {}
     for place, (api, body) in enumerate(BODIES):
         for flags in (0, 2 | 64, 4 | 16, 32 | 1, 128 | 3):
             answer = ANSWERS[[0, 1, 2, 3, 8, 9][flags % 6]].encode()
             write("http", f"{place}-{flags}", bytes([api, flags, 5]) + json.dumps(body).encode() + b"\0" + answer)
+        write_all("http", f"{place}-changed", variants.json_texts(body, seen=seen.setdefault(api, set())), bytes([api, 0, 5]))
     for place, (method, target, headers) in enumerate(HEADS):
         parts = [target.encode(), method.encode(), *(header.encode() for header in headers)]
         write("http", f"head-{place}", bytes([14, 0, 0]) + b"\0".join(parts))
     event = 'data: {"id":"c","model":"m","choices":[{"delta":{"content":"a"},"finish_reason":"stop","logprobs":{}}],"usage":{},"timings":{}}\n\n: note\ndata: [DONE]\n\n'
     chunk = f"{len(event):x}\r\n{event}\r\n0\r\na: b\r\n\r\n"
+    usual = json.loads(event.split("\n")[0].removeprefix("data: "))
+    events = (f"HTTP/1.1 200 OK\r\n\r\ndata: {one}\n\n" for one in variants.json_texts(usual))
+    write_all("http_client", "event", events, b"\0\7")
     responses = [
         "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n" + chunk,
         f"HTTP/1.1 200 OK\r\ncontent-length: {len(event)}\r\nconnection: close\r\n\r\n{event}",
@@ -352,16 +382,42 @@ witness = "10.0.0.2:9999"
 exclude_after_ms = 0
 threads = 3
 """
+KEYS = '[cluster]\n"ctrl-x" = "quit"\n[keys]\nq = "help"\n'
 CLUSTERS = 'default = "home"\n[cluster.home]\nnodes = ["a", "b:1"]\nkey = "/k"\n[cluster.work]\nnodes = ["c"]\n'
 
 
+def commands():
+    """Texts of the console's command line."""
+    code = (ROOT / "console/src/state/command.rs").read_text().split("#[cfg(test)]")[0]
+    words = [*re.findall(r'^    (?:    )?\("(\w+)", ', code, re.MULTILINE), *literals("console/src/keymap/*.rs", most=24)]
+    yield from words
+    for word in words:
+        yield f"{word} pi2"
+        yield f"{word}x"
+    for page in range(12):
+        yield f"page {page}"
+    for form in ("csv", "json", "text", "txt", "svg", "markdown", "md", "pdf"):
+        yield f"export {form}"
+        yield f"export {form} a.{form}"
+    for theme in ("sixteen", "dark", "light", "high-contrast", "mono", "none"):
+        yield f"theme {theme}"
+    yield from ("sort", "sort name", "sort name down", "sort name up", "record stop", "filter !a", "filter ~a.*", "filter ~[", "load")
+
+
 def files():
+    known = re.findall(r'name: "([^"]+)"', (ROOT / "shared/models/src/known/mod.rs").read_text())
+    write_all("files", "known", known, b"\5")
+    write_all("files", "command", commands(), b"\5")
+    keys = re.findall(r"^    ([a-z_]+): Option", (ROOT / "daemon/src/config/mod.rs").read_text(), re.MULTILINE)
+    write_all("files", "setting", (one for key in keys for one in variants.toml(f"{key} = 1\n")), b"\0")
+    for which, whole in ((0, CONFIG), (0, PACED), (1, TOPOLOGY), (2, CLUSTERS), (3, KEYS)):
+        write_all("files", f"changed-{which}-{len(whole)}", variants.toml(whole), bytes([which]))
     write("files", "config", b"\0" + CONFIG.encode())
     write("files", "packaged", b"\0" + (ROOT / "packaging/bramble.toml").read_bytes())
     write("files", "paced", b"\0" + PACED.encode())
     write("files", "topology", b"\1" + TOPOLOGY.encode())
     write("files", "clusters", b"\2" + CLUSTERS.encode())
-    write("files", "keys", b"\3[cluster]\n\"ctrl-x\" = \"quit\"\n[keys]\nq = \"help\"\n")
+    write("files", "keys", b"\3" + KEYS.encode())
     digits = "07" * 32
     write("files", "key", b"\4# a comment\nsecret " + digits.encode() + b"\nsecret " + digits.encode() + b" until 1800000000\noperator " + digits.encode() + b"\n")
     for place, word in enumerate(["dp2-pp3-tp4", "tp3,2", "prefill:tp4+decode:tp2", "q4_k_m", "f16", "auto", "ring", "000000160000000400000020", "ab" * 16, "tinyllama-1.1b", ":quit", "export trace a.json", "page sync", "filter x"]):
@@ -418,6 +474,8 @@ def records():
     for place in range(len(parts)):
         left = [part if other == place else "" for other, part in enumerate(parts)]
         write("state", f"only-{place}", b"\0" + b"\0".join(part.encode() for part in left))
+        changed = (b"\0".join(one.encode() if other == place else b"" for other in range(len(parts))).decode() for one in variants.toml(parts[place]))
+        write_all("state", f"changed-{place}", changed, b"\0")
     write("state", "lost", b"\0" + b"\0".join(part.encode() for part in parts[:2] + ["x"] + parts[3:]))
 
 
@@ -501,6 +559,13 @@ def recordings():
         write("recording", f"all-{size}", bytes([size]) + text.encode() + b"\0KEYS\0" + b"12345\x809?:q\x81")
     for place, line in enumerate(lines[1:]):
         write("recording", f"one-{place}", b"\0" + (json.dumps(header) + "\n" + json.dumps(line) + "\n").encode())
+    # Forms that a file of ours does not have. Playing a recording is slow: few of them.
+    seen = set()
+    for place, line in enumerate(lines):
+        changed = variants.json_texts(line, ("null", "-1", "1.5e3", '"x"', "[]", "{}"), seen)
+        others = ((one, lines[1]) if place == 0 else (header, one) for one in changed)
+        texts = ("".join((part if isinstance(part, str) else json.dumps(part)) + "\n" for part in both) for both in others)
+        write_all("recording", f"changed-{place}", texts, b"\0")
     # A recording of `console demo`, cut to one or two events of each kind: a running topology, with keys that operate it.
     demo = (ROOT / "fuzz/recordings/demo.jsonl").read_bytes()
     for place, keys in enumerate([b"1jx\x84y\x84", b"1jjR\x84yA\x84y", b"1jc\x84y1jd\x84y", b"1s/pi2\x84\x85", b"8jM\x84y\x848jp\x84", b"1mEe?j?e", b"9hi\x84\x85", b"2jr\x84", b"3jj4ia\x84", b":exclude pi2\x84y", b":restart\x84y", b":record\x84", b":export csv\x84", b":assign tp2\x84y", b"1:filter pi3\x84", b"567jk\x81\x82"]):

@@ -1,6 +1,7 @@
 //! Golden bytes of wire version 4, release 0.1: this build must write the committed bytes to such a peer and read them
 //! from it.
 mod sampler;
+mod seeds;
 
 use std::{collections::BTreeMap, fmt::Write, fs, path::PathBuf};
 
