@@ -200,12 +200,24 @@ def answers():
         for flags in (0x01, 0x11, 0x21, 0x0F):
             thought = "<think>why not</think>\n" if flags >> 4 == 1 else "hm</think>" if flags >> 4 == 2 else ""
             write("answer", f"{place}-{flags}", bytes([place, flags, 3]) + (thought + answer).encode())
+    # Arguments in other forms, and tools whose schemas become grammars.
+    for place, answer in enumerate(ANSWERS):
+        old = next((old for old in ('"x"', '<|"|>x<|"|>', "\nx\n", ">x<", '{"a": 1}') if old in answer), None)
+        if old:
+            changed = (answer.replace(old, old.replace("x", one) if old[0] in "\n>" else one, 1) for one in variants.JSON + variants.LITERALS)
+            write_all("answer", f"argument-{place}", changed, bytes([place, 1, 3]))
+    schemas = (one for schema in SCHEMAS for one in (schema, {"type": "object", "properties": {"a": schema, "b": {"type": "string"}}, "required": ["b"]}))
+    changed = [text for schema in schemas for text in variants.json_texts([{"name": "f", "parameters": schema}])]
+    for place, one in enumerate(dict.fromkeys(changed)):
+        for format in (place % len(ANSWERS), (place + 5) % len(ANSWERS)):
+            write("answer", f"tools-{place}-{format}", bytes([format, [1, 3, 5, 11][place % 4], 3]) + ANSWERS[format].encode() + b"\0" + one.encode())
     for place, answer in enumerate(ANSWERS):
         write("conversation", f"answer-{place}", bytes([place * 2 + 1]) + answer.encode())
     chat = {"version": 1, "id": "a-1", "title": "t", "system": "s", "changed_ms": 5, "turns": [
         {"prompt": "p", "answer": {"model": "m", "thought": "t", "text": "x", "figures": "f", "failure": "no"}},
         {"prompt": "q"}]}
     write("conversation", "stored", b"\0" + json.dumps(chat).encode())
+    write_all("conversation", "changed", variants.json_texts(chat), b"\0")
 
 
 SCHEMAS = [

@@ -14,6 +14,9 @@ TOML_LINES = ["[a]\n[a]\n", "[a.b]\n[a]\nb = 1\n", "a = 1\na = 2\n", "[[a]]\n[a]
 # Values in forms that JSON has.
 JSON = ["null", "true", "-1", "1.5e3", "1E-7", "-0.0", "1e400", "0.1234567890123456789012345", "123456789012345678901234567890", "1.", "1e", "-", "18446744073709551615", '""', '"a\\u00e9\\ud83d\\ude00\\n\\t\\/\\b\\f\\r"', '"\\ud83d"', '"\\udc00x"', '"\\x"', '"\\u12"', '"auto"', "[]", '["a", 1]', "{}", '{"type": "text", "text": "t"}', "[[]]", "[1,]", '{"a"}', "tru"]
 
+# Arguments of calls in the formats that write them as Python does.
+LITERALS = ["'a\\n\\'\\x41\\u00e9\\U0001F999\\101\\q'", '"""a\n"b""""', "'''a'''", "'a' 'b'", "None", "True", "(1, 2)", "(1,)", "()", "[1, 'a', ]", "{'a': {'b': []}, 1: 2}", "{'a'}", "-1", "+1", "1_000", "0x1F", "1j", ".5", "5.", "inf", "f'x'", "b'x'", "a.b", "g(1)", "[1", "{'a': ", "'a", "(", "*[1]", "**{'a': 1}", "c=1", "1 + 2", "a, b", "# note"]
+
 
 def toml(text):
     """A file with each value in other forms; the first key of a name only."""
