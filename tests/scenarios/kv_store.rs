@@ -22,6 +22,7 @@ use gguf::GgufFile;
 use harness::{
     engines::{Answer, Replica},
     families,
+    family_model::FamilyModel,
     greedy::{fresh, ids, request},
     programs::{Cluster, demo_models, wait_until},
 };
@@ -108,6 +109,40 @@ fn new_engines_read_prompts_and_answer_as_if_computed_afresh() {
             assert!(answers[1][0].end().times.cached_tokens >= 128, "{name}: what was read is in memory");
         }
     }
+}
+
+#[test]
+fn prompt_behind_cached_blocks_is_read_into_its_own_blocks_of_a_window() {
+    // The window is longer than what is cached and read together.
+    let file = FamilyModel::gemma3(200).file();
+    for replica in replicas() {
+        let disks = Disks::of(&replica);
+        let begun = request(ids(1, 150), 20);
+        replica.answers_stored(&file, &[vec![begun.clone()]], &disks.open());
+        disks.hold(5);
+        // One block is cached, for less than what is worth reading; three are read behind it.
+        let beginning = vec![request(ids(1, 40), 10)];
+        let batches = [beginning.clone(), vec![begun], beginning];
+        let answers = replica.answers_stored(&file, &batches, &disks.open());
+        let times = answers[1][0].end().times;
+        assert_eq!((times.stored_tokens, times.cached_tokens), (96, 128), "on {replica:?}");
+        answers.iter().flatten().for_each(|answer| check(&file, answer, "gemma3"));
+    }
+}
+
+#[test]
+fn prompt_is_read_after_a_benchmark_of_the_links_in_a_pipeline() {
+    let file = FamilyModel::gemma3(200).file();
+    let replica = Replica { slots: 3, blocks: 80, context_length: 500, ..Replica::pipeline() };
+    let disks = Disks::of(&replica);
+    let begun = [vec![request(ids(1, 150), 20)]];
+    replica.answers_stored(&file, &begun, &disks.open());
+    disks.hold(5);
+    // The second stage does not hear of the steps of a benchmark.
+    let replica = Replica { benches_first: true, ..replica };
+    let answers = replica.answers_stored(&file, &begun, &disks.open());
+    assert_eq!(answers[0][0].end().times.stored_tokens, 128);
+    check(&file, &answers[0][0], "gemma3");
 }
 
 /// Flips a bit in the middle of a file.

@@ -1,38 +1,16 @@
 //! Layers with a window keep only the blocks that later tokens see.
-use std::sync::Arc;
-
-use gguf::GgufFile;
 use harness::{
     engines::Replica,
     family_model::FamilyModel,
-    gguf_writer::Value,
     greedy::{fresh, ids, request},
 };
 use models::known;
 use planner::holding::kv_bytes;
 use topology::{KvBlocks, cut};
 
-/// Gemma 3 with five layers of a window of 40 positions before one that attends to everything.
-fn file() -> Arc<GgufFile> {
-    let keys = [
-        ("block_count", Value::U32(6)),
-        ("context_length", Value::U32(1024)),
-        ("embedding_length", Value::U32(128)),
-        ("feed_forward_length", Value::U32(256)),
-        ("attention.head_count", Value::U32(4)),
-        ("attention.head_count_kv", Value::U32(2)),
-        ("attention.key_length", Value::U32(32)),
-        ("attention.value_length", Value::U32(32)),
-        ("attention.layer_norm_rms_epsilon", Value::F32(1e-5)),
-        ("attention.sliding_window", Value::U32(40)),
-    ];
-    let bytes = FamilyModel::new("gemma3", &keys).bytes();
-    Arc::new(GgufFile::from_bytes(vec![bytes]).expect("the model is valid"))
-}
-
 #[test]
 fn answers_are_the_same_with_freed_blocks_on_any_layout() {
-    let file = file();
+    let file = FamilyModel::gemma3(40).file();
     // Turns of two conversations with a common beginning, and a long prompt of another one in between.
     let first = request(ids(1, 300), 60);
     for replica in [Replica::of(1), Replica::of(2), Replica::pipeline()] {

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use collectives::Choice;
+use collectives::{Algorithm, Choice};
 use common::{
     fault::{Fault, FaultKind},
     ids::{Epoch, MemberIndex, Rank, TopologyHash},
@@ -34,6 +34,7 @@ use engine::{
 use gguf::GgufFile;
 use kernels::{Compute, Kernels, Pool, PoolOptions};
 use models::ModelSpec;
+use protocol::bench::BenchLinks;
 use protocol::message::{Finished, Generate, TokenEvent, TokenLogprob};
 use tokenizer::Tokenizer;
 use topology::{KvBlocks, Layout, ShardPlan, StateCount, cut_stages, split_model};
@@ -64,6 +65,8 @@ pub struct Replica {
     pub kv: KvFormat,
     /// Whether ranks can read the vocabulary, which structured output needs.
     pub knows_pieces: bool,
+    /// Whether the links of the first stage are benchmarked before any request.
+    pub benches_first: bool,
 }
 
 /// The outcome of a request.
@@ -108,6 +111,7 @@ impl Replica {
             is_plain: false,
             kv: KvFormat::F16,
             knows_pieces: true,
+            benches_first: false,
         }
     }
 
@@ -289,6 +293,9 @@ impl Replica {
             scope.spawn(move || {
                 engine::run(head, &of_head, &move |event: EngineEvent| drop(sender.send(event)));
             });
+            if self.benches_first {
+                bench_links(&receiver, &orders);
+            }
             let found = batches
                 .iter()
                 .map(&mut |batch: &Vec<Generate>| {
@@ -351,6 +358,18 @@ pub fn begin(
 }
 
 /// Collects the answers to requests 0 to `count` until all are done; cancels those that a stop string ends.
+fn bench_links(receiver: &mpsc::Receiver<EngineEvent>, orders: &mpsc::Sender<EngineOrder>) {
+    let wanted = BenchLinks { tokens: vec![1], algorithms: vec![Algorithm::Direct], repeats: 3 };
+    orders.send(EngineOrder::BenchLinks(RequestKey(0), wanted)).expect("the engine holds the receiver");
+    loop {
+        match receiver.recv_timeout(PATIENCE).expect("the engine runs") {
+            EngineEvent::Request(_, RequestEvent::LinksBenched(_)) => return,
+            EngineEvent::Replica(ReplicaEvent::Kv(_)) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
 fn collect(
     receiver: &mpsc::Receiver<EngineEvent>,
     answers: &Answers,

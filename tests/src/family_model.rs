@@ -1,6 +1,8 @@
 //! Small models of any family with seeded random weights, written from the family's own table of tensors: a test gives
 //! keys as a converter would write them, and the names of tensors that files may have.
-use gguf::{BlockFormat, GgufError};
+use std::sync::Arc;
+
+use gguf::{BlockFormat, GgufError, GgufFile};
 use models::{KeySource, Keys, ModelSpec, Predictor, TensorRole, TensorSpec, families};
 use topology::sizes::{fitting, has_more_bits};
 
@@ -11,6 +13,8 @@ use crate::{
     tiny_model::{VOCABULARY_LENGTH_MIN, vocabulary},
 };
 
+/// The output matrix, which files of tied models do not have.
+const OUTPUT: &str = "output.weight";
 /// Approximate standard deviation of the logits.
 const LOGIT_SPREAD: f32 = 3.0;
 
@@ -56,6 +60,33 @@ impl FamilyModel {
         }
     }
 
+    /// Gemma 3 with five layers of a window of so many positions before one that attends to everything, and an output
+    /// matrix.
+    pub fn gemma3(window: u32) -> Self {
+        let keys = [
+            ("block_count", Value::U32(6)),
+            ("context_length", Value::U32(1024)),
+            ("embedding_length", Value::U32(128)),
+            ("feed_forward_length", Value::U32(256)),
+            ("attention.head_count", Value::U32(4)),
+            ("attention.head_count_kv", Value::U32(2)),
+            ("attention.key_length", Value::U32(32)),
+            ("attention.value_length", Value::U32(32)),
+            ("attention.layer_norm_rms_epsilon", Value::F32(1e-5)),
+            ("attention.sliding_window", Value::U32(window)),
+        ];
+        Self::new("gemma3", &keys).untied()
+    }
+
+    /// The same model with an output matrix of its own.
+    #[must_use]
+    pub fn untied(mut self) -> Self {
+        if !self.optional.contains(&OUTPUT) {
+            self.optional.push(OUTPUT);
+        }
+        self
+    }
+
     /// The same model with all matrices in this format.
     #[must_use]
     pub fn with_format(self, format: BlockFormat) -> Self {
@@ -73,6 +104,14 @@ impl FamilyModel {
     /// The family is unknown or refuses the keys.
     pub fn bytes(&self) -> Vec<u8> {
         self.writer().finish()
+    }
+
+    /// The model as a file in memory.
+    ///
+    /// # Panics
+    /// As [`Self::bytes`], or the file is invalid.
+    pub fn file(&self) -> Arc<GgufFile> {
+        Arc::new(GgufFile::from_bytes(vec![self.bytes()]).expect("the model is valid"))
     }
 
     /// The unfinished file, for a test to change.

@@ -85,7 +85,10 @@ impl Loading {
         let read = Read { load: *load, labels: labels.split_off(first), is_ended: Arc::clone(&is_ended) };
         // Each slot has one load at a time, so there is room.
         let status = LoadStatus { is_over: self.reads.try_send(read).is_err(), ..LoadStatus::NOTHING };
-        let windowed = ((windowed.0 as usize).saturating_sub(first), windowed.1.clone());
+        // Those before the first wanted one are cached: other sequences read them.
+        let before = windowed.0 as usize;
+        let wanted = windowed.1.get(first.saturating_sub(before)..).unwrap_or_default().to_vec();
+        let windowed = (before.saturating_sub(first), wanted);
         let blocks = blocks[first..texts.len()].to_vec();
         self.list.push(Load { load: *load, blocks, windowed, state: *state, status, is_ended });
         true

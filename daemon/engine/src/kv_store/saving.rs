@@ -146,17 +146,24 @@ impl Saving {
     fn save_states(&self, plan: &Plan, run: &[BatchToken], sequences: &Sequences, shape: &Shape, states: &StateCache) {
         let BatchToken { slot: Slot(slot), position, .. } = run[0];
         // The states of a sequence that ended are those of another one's text.
-        let is_other = plan.closed.contains(&Slot(slot));
-        let Some((_, saved)) = plan.states.iter().rev().find(|(from, _)| *from == slot && !is_other) else { return };
+        let saved = if plan.closed.contains(&Slot(slot)) { None } else { saved_state(&plan.states, slot) };
+        let Some(saved) = saved else { return };
         let (Some(sequence), 0) = (sequences.get(Slot(slot)), position as usize % KV_BLOCK_LENGTH) else { return };
         let (blocks, _) = sequence.tokens[..position as usize].as_chunks();
         let Some((tokens, earlier)) = blocks.split_last() else { return };
         let before = earlier.iter().fold(self.base.space.beginning(), |name, tokens| name.then(tokens));
         let label = Label { kind: Kind::State, ..self.base.block(before, tokens) };
         if shape.has_states && !self.files.has(label.name()) && !self.is_over(WAITING_BYTES) {
-            send(&self.writes, &self.waiting, Write { label, payload: shape.state(states, *saved) });
+            send(&self.writes, &self.waiting, Write { label, payload: shape.state(states, saved) });
         }
     }
+}
+
+/// Where the copies of a step save the state of a slot, unless a later one replaces it there.
+fn saved_state(copies: &[(u16, u16)], slot: u16) -> Option<u16> {
+    let at = copies.iter().rposition(|(from, _)| *from == slot)?;
+    let (_, saved) = copies[at];
+    copies[at + 1..].iter().all(|(_, to)| *to != saved).then_some(saved)
 }
 
 /// End of the positions whose tokens no later step replaces.
@@ -170,4 +177,17 @@ fn send(writes: &Sender<Write>, waiting: &AtomicUsize, write: Write) {
     waiting.fetch_add(write.payload.len(), Ordering::Relaxed);
     // The thread ends only with the rank.
     drop(writes.send(write));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn state_that_a_later_copy_replaces_is_not_saved_as_that_of_its_slot() {
+        assert_eq!(saved_state(&[(0, 9), (0, 10), (1, 9)], 0), Some(10));
+        assert_eq!(saved_state(&[(0, 9), (1, 9)], 0), None);
+        assert_eq!(saved_state(&[(0, 9), (1, 9)], 1), Some(9));
+        assert_eq!(saved_state(&[(0, 9)], 2), None);
+    }
 }

@@ -61,6 +61,8 @@ pub struct Scheduler {
     opened: u64,
     /// Number of parts that running answers are split into, one for each stage of the pipeline, so that no stage idles.
     turns: usize,
+    /// Where the next part of them begins, so that each gets its turn.
+    next_turn: usize,
     /// Most tokens in a step.
     step_tokens: usize,
     /// Whether constrained sequences can begin without delaying others.
@@ -90,6 +92,7 @@ impl Scheduler {
             speculation: Speculation::default(),
             opened: 0,
             turns: 1,
+            next_turn: 0,
             step_tokens: STEP_TOKENS_MAX,
             masks_ready: true,
             has_whole_texts: false,
@@ -244,13 +247,15 @@ impl Scheduler {
         let mut turn = answers.clone().count().div_ceil(self.turns);
         let mut rows = answers.filter(|running| running.fed < running.tokens.len()).count().min(turn);
         let rows_max = self.rows_max(prompt_tokens);
-        for (index, running) in self.slots.iter_mut().enumerate() {
-            let Some(running) = running.as_mut().filter(|running| running.is_answering()) else { continue };
+        let begin = if self.turns > 1 { self.next_turn } else { 0 };
+        for index in (begin..self.slots.len()).chain(0..begin) {
+            let Some(running) = self.slots[index].as_mut().filter(|one| one.is_answering()) else { continue };
             // A fully fed sequence waits for its token.
             if running.fed == running.tokens.len() || turn == 0 {
                 continue;
             }
             turn -= 1;
+            self.next_turn = index + 1;
             let room = running.draft_room(rows_max.saturating_sub(rows), rows);
             self.speculation.propose(&mut running.drafts, &running.tokens, room, &self.latency);
             rows += running.drafts.tokens().len();

@@ -106,6 +106,20 @@ fn answers_alternate_in_pipeline_and_empty_step_is_none() {
 }
 
 #[test]
+fn answer_in_a_high_slot_gets_its_turn_where_tokens_return_early() {
+    let limits = Limits { slots: 3, blocks: KvBlocks::alike(10), window: None, ..LIMITS };
+    let mut scheduler = Scheduler::new(limits).with_stages(3, 64);
+    (1..=3).for_each(|key| scheduler.submit(request(key, 2, 5)));
+    next(&mut scheduler).expect("prompts run at once");
+    (0..3).for_each(|slot| scheduler.sampled(Slot(slot), 7));
+    let mut turn = || next(&mut scheduler).map(|plan| plan.entries[0].slot);
+    assert_eq!([turn(), turn()], [Some(Slot(0)), Some(Slot(1))]);
+    scheduler.sampled(Slot(0), 8);
+    assert_eq!(next(&mut scheduler).map(|plan| plan.entries[0].slot), Some(Slot(2)));
+    assert_eq!(next(&mut scheduler).map(|plan| plan.entries[0].slot), Some(Slot(0)));
+}
+
+#[test]
 fn plan_outside_limits_is_refused() {
     let good = |mutate: &dyn Fn(&mut Plan)| {
         let mut scheduler = Scheduler::new(LIMITS);
