@@ -1,6 +1,10 @@
 //! Requests to the OpenAI API, option by option, and the refusals: every refusal is a 4xx that names the field.
+use std::fs;
+
 use harness::{
-    http::{bytes, get, post, raw, serving, stream, text_of, with_fields},
+    deep_models::deep_models,
+    http::{beside, bytes, get, post, raw, serving, stream, text_of, with_fields},
+    programs::{Cluster, DEEP, wait_until},
     random::Random,
 };
 use serde_json::{Value, json};
@@ -9,6 +13,27 @@ const KEY: &str = "sk-0123456789abcdef";
 
 fn prompt(more: Value) -> Value {
     with_fields(json!({"prompt": "ROMEO:\n", "max_tokens": 12, "temperature": 0}), more)
+}
+
+#[test]
+fn choices_wait_for_each_other_longer_than_for_other_requests() {
+    let models = deep_models();
+    let cluster = Cluster::with(1, models.path(), "http_queue = 2\nhttp_queue_ms = 200\n");
+    let file = models.path().join("one.toml");
+    let node = &cluster.addresses[0];
+    let text = format!("model = \"{DEEP}\"\nslots = 1\ncontext_length = 2048\n[[stage]]\nnodes = [\"{node}\"]\n");
+    fs::write(&file, text).expect("the folder is ours");
+    cluster.console(&["topology", "assign", &file.display().to_string(), "--yes", "--json"]).json();
+    let address = beside(node);
+    wait_until("the gateway has the topology", || get(&address, "/health").status == 200);
+    let body =
+        |more: Value| with_fields(json!({"prompt": "ab", "max_tokens": 400, "temperature": 0.9, "seed": 1}), more);
+    let mut begun = stream(&address, "/v1/completions", &body(json!({"n": 3, "stream": true})));
+    begun.event().expect("tokens arrive");
+    let other = post(&address, "/v1/completions", &body(json!({"max_tokens": 3})));
+    assert_eq!(other.status, 429, "{}", other.body);
+    let ends = begun.events().iter().filter(|event| event["choices"][0]["finish_reason"] == "length").count();
+    assert_eq!(ends, 3);
 }
 
 #[test]

@@ -40,13 +40,46 @@ fn every_template_renders_the_text_that_python_renders() {
             let tools = parts.get("tools").map(Value::to_string);
             let found =
                 template.render(&Chat { messages: parts["messages"].to_string(), tools, ..Chat::default() }, NOW);
-            let expected = match (&expected["refused"], expected.as_str()) {
-                (Value::String(reason), _) => Err(TemplateError::Refused(reason.clone())),
-                (_, text) => Ok(text.expect("a text or a refusal").to_owned()),
-            };
-            assert_eq!(found, expected, "{name} on {conversation}");
+            match &expected["refused"] {
+                // Bramble may change a conversation that is refused.
+                Value::String(_) if found.is_ok() => {}
+                Value::String(reason) => {
+                    assert_eq!(found, Err(TemplateError::Refused(reason.clone())), "{name} on {conversation}");
+                }
+                _ => assert_eq!(found.as_deref().ok(), expected.as_str(), "{name} on {conversation}"),
+            }
         }
     }
+}
+
+#[test]
+fn conversation_that_a_template_refuses_is_changed_to_what_it_accepts() {
+    let template = template(
+        "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('System message must be at the \
+         beginning.') }}{% endif %}{% if m.tool_calls and m.tool_calls | length > 1 %}{{ raise_exception('single calls only') }}\
+         {% endif %}{% for c in m.tool_calls %}{% if c.id | length != 9 %}{{ raise_exception('length 9!') }}{% endif %}\
+         {% endfor %}{% if m.content == 'no' %}{{ raise_exception('never') }}{% endif %}<{{ m.role }}>{{ m.content }}\
+         {% for c in m.tool_calls %}[{{ c.function.name }}]{% endfor %}{% endfor %}",
+    );
+    let render = |messages: Value| template.render(&Chat { messages: messages.to_string(), ..Chat::default() }, NOW);
+    let message = |role: &str, content: &str| json!({"role": role, "content": content});
+    let (system, user) = (message("system", "S"), message("user", "a"));
+    assert_eq!(render(json!([system, user])), Ok("<system>S<user>a".into()));
+    assert_eq!(render(json!([system, message("developer", "D"), user])), Ok("<system>S\n\nD<user>a".into()));
+    assert_eq!(render(json!([system, user, message("system", "T")])), Ok("<system>S<user>a\n\nT".into()));
+    let call = |id: &str| json!({"id": id, "type": "function", "function": {"name": id, "arguments": "{}"}});
+    let result = |id: &str| json!({"role": "tool", "tool_call_id": id, "content": id});
+    let calls = json!({"role": "assistant", "content": "", "tool_calls": [call("call_1"), call("call_2")]});
+    let expected = "<user>a<assistant>[call_1]<tool>call_1<assistant>[call_2]<tool>call_2<user>a";
+    assert_eq!(render(json!([user, calls, result("call_2"), result("call_1"), user])), Ok(expected.into()));
+    // What no change helps is refused with the reason of the conversation as it was.
+    let refused = render(json!([system, user, system, message("user", "no")]));
+    assert_eq!(refused, Err(TemplateError::Refused("System message must be at the beginning.".into())));
+    let without = self::template(
+        "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}{{ messages[0].content }}",
+    );
+    let chat = Chat { messages: json!([system, user]).to_string(), ..Chat::default() };
+    assert_eq!(without.render(&chat, NOW), Ok("S\n\na".into()));
 }
 
 #[test]

@@ -170,7 +170,8 @@ impl Answer {
                 Ok(ResponseBody::Started { prompt_token_ids, form }) => {
                     if self.so_far.prompt.is_none() {
                         self.model.begin(&attempt.model)?;
-                        self.so_far.prompt = Some(prompt_token_ids);
+                    }
+                    if self.so_far.started(prompt_token_ids) {
                         self.numeric = Some(attempt.session.identity.numeric);
                         self.budget.begin(&form);
                         self.has_own_calls = form.has_own_calls;
@@ -337,8 +338,13 @@ impl Answer {
     async fn begin(&mut self) -> Result<Attempt, ApiError> {
         let settings = &self.gateway.settings;
         let is_resumed = self.so_far.waits_since().is_some();
-        let deadline = self.so_far.deadline(self.turn, settings.queue_wait, settings.resume_wait);
+        let mut deadline = self.so_far.deadline(self.turn, settings.queue_wait, settings.resume_wait);
         loop {
+            // What its request has already is not thrown away because one of its answers waits for long.
+            let has_others = !is_resumed && self.model.has_begun();
+            if has_others {
+                deadline = deadline.max(self.accepted + settings.request_max);
+            }
             if let Some(why) = self.why.take() {
                 if Instant::now() + PAUSE >= deadline {
                     return Err(why);
@@ -347,10 +353,11 @@ impl Answer {
             }
             let model = self.model.next(&self.gateway.cluster, self.so_far.tokens.len()).await?;
             let Some(model) = model else { return Err(self.gateway.not_serving(None)) };
-            let claim = Claim { model, prefix: self.wish.prefix, deadline, is_resumed };
+            let claim = Claim { model, prefix: self.wish.prefix, deadline, is_resumed, has_others };
             let mut place = match self.gateway.admission.admit(claim).await {
                 Ok(place) => place,
                 Err(Refused::Gone) => continue,
+                Err(Refused::Overdue) if !is_resumed && !has_others && self.model.has_begun() => continue,
                 Err(refused) => return Err(self.refusal(refused, &model)),
             };
             // The gateway's information may be slightly old: the head itself compares the model, too.

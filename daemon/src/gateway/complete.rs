@@ -300,7 +300,10 @@ impl Run {
                     },
                     () = events.gone() => return Err(Gone),
                     () = sleep(KEEP_ALIVE) => {
-                        events.keep_alive().await?;
+                        match self.writer.alive(&self.tally) {
+                            Some(event) => events.send(&[event]).await?,
+                            None => events.keep_alive().await?,
+                        }
                         continue;
                     }
                 },

@@ -48,6 +48,14 @@ pub struct Continuation {
 }
 
 impl Continuation {
+    /// Records that a head has it, which reports the tokens of its prompt; returns whether it is the first one.
+    pub fn started(&mut self, prompt: Vec<u32>) -> bool {
+        let is_first = self.prompt.is_none();
+        self.prompt.get_or_insert(prompt);
+        self.lost = None;
+        is_first
+    }
+
     /// Records the next token.
     pub fn token(&mut self, id: u32) {
         self.lost = None;
@@ -133,5 +141,10 @@ mod tests {
         assert_eq!(answer.fail(&other, now + second), Ok(AfterFault::Elsewhere { is_lost: true }));
         assert_eq!(answer.waits_since(), Some(now + second));
         assert_eq!(answer.part_end(), PART_TOKENS);
+        // Another head computes the prompt for long, and is lost.
+        assert!(!answer.started(vec![1]));
+        assert_eq!(answer.waits_since(), None);
+        answer.fail(&other, now + 99 * second).expect("it is resumed again");
+        assert_eq!(answer.waits_since(), Some(now + 99 * second));
     }
 }

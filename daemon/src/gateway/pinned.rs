@@ -44,6 +44,11 @@ impl Pinned {
         self.state().topology.context_length as usize
     }
 
+    /// Whether a choice of the request has begun.
+    pub(super) fn has_begun(&self) -> bool {
+        self.state().has_begun
+    }
+
     /// The model for the next attempt; `None`: no model is served. The answer has `tokens` tokens so far.
     ///
     /// # Errors

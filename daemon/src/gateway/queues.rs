@@ -41,6 +41,8 @@ pub struct Claim {
     pub deadline: Instant,
     /// Whether it is a broken answer: it goes first, and waits for a replica to serve.
     pub is_resumed: bool,
+    /// Whether other answers of its request have begun: the length of the queue does not matter.
+    pub has_others: bool,
 }
 
 impl Claim {
@@ -87,7 +89,8 @@ impl Queues {
         let (places, taken) = self.router.places(replicas);
         let waiting = self.waiting(&claim.model);
         // With a queue of length 0, a request still enters if a slot is free.
-        if !claim.is_resumed && waiting >= limit && (taken >= places || waiting > 0) {
+        let is_bound = !claim.is_resumed && !claim.has_others;
+        if is_bound && waiting >= limit && (taken >= places || waiting > 0) {
             return Err(if places == 0 && limit == 0 { Refused::Nowhere } else { Refused::Full });
         }
         let queue = self.queues.entry(claim.model).or_default();

@@ -59,6 +59,12 @@ pub(super) trait Writer: Send {
     /// The records for an error after the stream has begun.
     fn fail(&mut self, error: &ApiError) -> Vec<Value>;
 
+    /// An event that shows a client in a long silence that its answer is still computed; `None`: it needs none, a comment
+    /// keeps the connection alive.
+    fn alive(&mut self, _: &Tally) -> Option<Value> {
+        None
+    }
+
     /// Takes a part for the one object.
     fn keep(&mut self, index: usize, part: ChoicePart);
 

@@ -74,6 +74,10 @@ fn content(request: &str, index: usize, block: &Block, is_empty: bool) -> Value 
     }
 }
 
+fn ping() -> Value {
+    json!({"type": "ping"})
+}
+
 fn event(request: &str, index: usize, block: &Block, change: Change) -> Value {
     match change {
         Change::Opened => {
@@ -108,7 +112,7 @@ impl Writer for MessageWriter {
     fn stream(&mut self, _: usize, part: ChoicePart, tally: &Tally) -> Vec<Value> {
         if matches!(part, ChoicePart::Started) {
             let message = self.message(Vec::new(), tally.usage);
-            return vec![json!({"type": "message_start", "message": message}), json!({"type": "ping"})];
+            return vec![json!({"type": "message_start", "message": message}), ping()];
         }
         let mut events = Vec::new();
         let id = &self.id;
@@ -126,6 +130,10 @@ impl Writer for MessageWriter {
 
     fn fail(&mut self, error: &ApiError) -> Vec<Value> {
         vec![super::error(error)]
+    }
+
+    fn alive(&mut self, _: &Tally) -> Option<Value> {
+        Some(ping())
     }
 
     fn keep(&mut self, _: usize, part: ChoicePart) {

@@ -38,7 +38,7 @@ pub(super) fn chat(mut given: Map<String, Value>) -> Result<Map<String, Value>, 
     }
     let mut messages = Vec::new();
     if let Some(system) = Fields(&given).get("system") {
-        messages.push(json!({"role": "system", "content": text("system", system)?}));
+        messages.push(json!({"role": "system", "content": without_attribution(&text("system", system)?)}));
     }
     let turns = given.remove("messages").and_then(|mut turns| turns.as_array_mut().map(std::mem::take));
     let Some(turns) = turns.filter(|turns| !turns.is_empty()) else {
@@ -61,6 +61,12 @@ pub(super) fn chat(mut given: Map<String, Value>) -> Result<Map<String, Value>, 
     thinking(Fields(&given), &mut chat)?;
     output(Fields(&given), &mut chat)?;
     Ok(chat)
+}
+
+/// A system prompt without the line with which Claude Code tells Anthropic what to bill. It differs in each request, and
+/// nothing behind it could be used again.
+fn without_attribution(system: &str) -> String {
+    system.split_inclusive('\n').filter(|line| !line.starts_with("x-anthropic-billing-header:")).collect()
 }
 
 /// The text of a string or of blocks of text; blocks are paragraphs.

@@ -49,6 +49,19 @@ fn conversation_becomes_turns_calls_and_results() {
 }
 
 #[test]
+fn line_that_differs_in_each_request_is_not_in_the_prompt() {
+    let system = |system: Value| {
+        let body = json!({"system": system, "messages": [{"role": "user", "content": "Hi"}]});
+        chat(body).expect("it is good")["messages"][0]["content"].clone()
+    };
+    let block = |text: &str| json!({"type": "text", "text": text});
+    let billed = "x-anthropic-billing-header: cc_version=2.1; cch=0a1b2;";
+    assert_eq!(system(json!([block(billed), block("A\n\nB")])), "A\n\nB");
+    assert_eq!(system(json!(format!("{billed}\nA"))), "A");
+    assert_eq!(system(json!("A\r\nx-anthropic B\n")), "A\r\nx-anthropic B\n");
+}
+
+#[test]
 fn last_message_of_the_assistant_is_continued() {
     let found = |last: Value| chat(json!({"messages": [{"role": "user", "content": "Hi"}, last]})).expect("it is good");
     let begun = found(json!({"role": "assistant", "content": [{"type": "text", "text": "Sure,"}]}));
@@ -161,6 +174,7 @@ fn stream_is_the_documented_sequence_of_events() {
     assert_eq!(events[11]["delta"]["stop_reason"], "tool_use");
     assert_eq!(events[11]["usage"]["cache_read_input_tokens"], 4);
     assert!(Framing::Named.record(&events[1]).starts_with("event: ping\ndata: {"));
+    assert_eq!(writer.alive(&tally()), Some(events[1].clone()));
 }
 
 #[test]

@@ -15,7 +15,7 @@ use assignment::{
 use common::fault::Fault;
 use protocol::{recovery::Committed, session::Session};
 use tokio::{
-    sync::{Mutex, Semaphore},
+    sync::{Mutex, Semaphore, oneshot},
     time::{timeout, timeout_at},
 };
 
@@ -72,9 +72,11 @@ impl Gateway {
             return Err(ApiError::queue_full(WAITING_MAX, 5));
         };
         let gateway = Arc::clone(self);
+        // Open as long as the client waits.
+        let (client, _waits) = oneshot::channel();
         let load = tokio::spawn(async move {
             let _place = place;
-            gateway.load_for_request(&asked).await
+            gateway.load_for_request(&asked, &client).await
         });
         let longest = self.settings.request_max;
         tokio::select! {
@@ -86,8 +88,12 @@ impl Gateway {
         }
     }
 
-    async fn load_for_request(&self, asked: &str) -> Result<ServedModel, ApiError> {
+    async fn load_for_request(&self, asked: &str, client: &oneshot::Sender<()>) -> Result<ServedModel, ApiError> {
         let _turn = self.loads.turn.lock().await;
+        // A load that has not begun is for nobody.
+        if client.is_closed() {
+            return Err(ApiError::shutting_down());
+        }
         // Another request may have loaded it meanwhile.
         if let Ok(model) = self.served(Some(asked)).await {
             return Ok(model);

@@ -217,6 +217,12 @@ impl ResponseWriter {
         self.numbered(found)
     }
 
+    /// An event during a long silence: Codex gives up after five minutes without one.
+    pub(super) fn alive(&mut self, tally: &Tally) -> Option<Value> {
+        let response = self.object(tally);
+        self.numbered(vec![json!({"type": "response.in_progress", "response": response})]).pop()
+    }
+
     /// The last event.
     pub(super) fn finish(&mut self, tally: &Tally) -> Vec<Value> {
         let response = self.object(tally);

@@ -112,6 +112,10 @@ impl Writer for KeepingWriter {
         self.writer.fail(error)
     }
 
+    fn alive(&mut self, tally: &Tally) -> Option<Value> {
+        self.writer.alive(tally)
+    }
+
     fn keep(&mut self, _: usize, part: ChoicePart) {
         self.writer.keep(part);
     }

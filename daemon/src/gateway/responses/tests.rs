@@ -118,6 +118,9 @@ fn stream_is_the_documented_sequence_of_events() {
     let mut writer = writer();
     let mut events: Vec<Value> =
         parts("tool_calls").into_iter().flat_map(|part| writer.stream(part, &tally())).collect();
+    let alive = writer.alive(&tally()).expect("an event");
+    assert_eq!((&alive["type"], &alive["sequence_number"]), (&json!("response.in_progress"), &json!(events.len())));
+    events.push(alive);
     events.extend(writer.finish(&tally()));
     let kinds: Vec<&str> =
         events.iter().filter_map(|event| event["type"].as_str()?.strip_prefix("response.")).collect();
@@ -140,13 +143,14 @@ fn stream_is_the_documented_sequence_of_events() {
         "function_call_arguments.delta",
         "function_call_arguments.done",
         "output_item.done",
+        "in_progress",
         "completed",
     ];
     assert_eq!(kinds, expected);
     for (index, event) in events.iter().enumerate() {
         assert_eq!(event["sequence_number"], index);
     }
-    let response = &events[18]["response"];
+    let response = &events[19]["response"];
     assert_eq!((&response["status"], &response["store"]), (&json!("completed"), &json!(false)));
     assert_eq!(response["usage"]["output_tokens_details"]["reasoning_tokens"], 2);
     assert_eq!(response["output"][2], events[17]["item"]);

@@ -3,7 +3,7 @@
 use common::chat::Chat;
 use serde_json::{Map, Value, json};
 
-use super::TemplateError;
+use super::{TemplateError, refused::Change};
 
 /// Most messages of a conversation.
 const MESSAGES_MAX: usize = 16 << 10;
@@ -153,6 +153,13 @@ impl Conversation {
         }
         let is_continued = chat.is_continued;
         Ok(Self { is_continued, messages, tools: tools.filter(|tools| !tools.is_empty()) })
+    }
+
+    /// The conversation with these changes; `None`: they change nothing.
+    pub(super) fn changed(&self, changes: &[Change]) -> Option<Self> {
+        let mut changed = self.clone();
+        changes.iter().for_each(|change| change.apply(&mut changed.messages));
+        (changed.messages != self.messages).then_some(changed)
     }
 
     /// The field of the last message that the answer continues.

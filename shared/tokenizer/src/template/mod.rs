@@ -5,6 +5,7 @@ mod conversation;
 mod date;
 mod json;
 mod python;
+mod refused;
 
 use std::io;
 
@@ -12,6 +13,7 @@ use common::chat::{Chat, PROMPT_BYTES_MAX};
 use conversation::{Conversation, Customs, Form};
 use gguf::{GgufError, Metadata};
 use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior, Value, context, syntax::SyntaxConfig, value::Serde};
+use refused::ATTEMPTS;
 use serde::{Deserialize, Serialize};
 use serde_json::Map;
 
@@ -176,21 +178,36 @@ impl ChatTemplate {
     /// The conversation is invalid, or the template refuses it or fails.
     pub fn render(&self, chat: &Chat, now: u64) -> Result<String, TemplateError> {
         let variables = conversation::variables(chat)?;
-        let run = |form| {
-            let conversation = Conversation::read(chat, self.customs, form)?;
-            let Some(marked) = conversation.marked()? else { return self.run(&conversation, &variables, now) };
-            let text = self.run(&marked, &variables, now)?;
-            let Some(begun) = conversation::before_mark(text) else {
-                return conversation.cut(self.run(&conversation, &variables, now)?);
-            };
-            Ok(begun)
+        let usual = Conversation::read(chat, self.customs, Form::USUAL)?;
+        let first = self.begin(&usual, &variables, now);
+        let other = match first {
+            // No template declares the form that it expects.
+            Err(TemplateError::Failed(_)) => Form::others(chat).find_map(|form| {
+                let conversation = Conversation::read(chat, self.customs, form).ok()?;
+                self.begin(&conversation, &variables, now).ok()
+            }),
+            Err(TemplateError::Refused(_)) => ATTEMPTS.iter().find_map(|changes| {
+                let changed = usual.changed(changes)?;
+                self.begin(&changed, &variables, now).ok()
+            }),
+            _ => None,
         };
-        let first = run(Form::USUAL);
-        if !matches!(first, Err(TemplateError::Failed(_))) {
-            return first;
+        other.map_or(first, Ok)
+    }
+
+    /// The prompt up to where the answer begins, or continues the last message.
+    fn begin(
+        &self,
+        conversation: &Conversation,
+        variables: &Map<String, serde_json::Value>,
+        now: u64,
+    ) -> Result<String, TemplateError> {
+        let Some(marked) = conversation.marked()? else { return self.run(conversation, variables, now) };
+        let text = self.run(&marked, variables, now)?;
+        match conversation::before_mark(text) {
+            Some(begun) => Ok(begun),
+            None => conversation.cut(self.run(conversation, variables, now)?),
         }
-        // No template declares the form that it expects.
-        Form::others(chat).find_map(|form| run(form).ok()).map_or(first, Ok)
     }
 
     /// Whether a rendered text begins with BOS, so that no other BOS is added.

@@ -333,7 +333,8 @@ impl World {
             }
             _ => {
                 self.leave_queue(index);
-                let claim = Claim { model: roots, prefix: self.asked[index].seed % 7, deadline, is_resumed };
+                let claim =
+                    Claim { model: roots, prefix: self.asked[index].seed % 7, deadline, is_resumed, has_others: false };
                 self.gateway.tickets += 1;
                 let number = self.gateway.tickets;
                 self.gateway.queues.enter(number, &claim, &replicas, QUEUE)?;
@@ -419,8 +420,7 @@ impl World {
             ResponseBody::Started { prompt_token_ids, .. } => {
                 let asked = &mut self.asked[index];
                 asked.moved = now;
-                if asked.so_far.prompt.is_none() {
-                    asked.so_far.prompt = Some(prompt_token_ids);
+                if asked.so_far.started(prompt_token_ids) {
                     asked.model = asked.attempt.as_ref().map(|attempt| attempt.model);
                 }
             }
