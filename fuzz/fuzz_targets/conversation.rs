@@ -3,7 +3,7 @@
 use bramble_fuzz::{cut::Input, folder::Folder, memory::bounded};
 use common::chat::{AnswerForm, Thinking, ToolFormat};
 use console::{
-    client::conversations,
+    client::conversations::ConversationFolder,
     conversation::{Conversation, blocks, is_id, read},
 };
 use libfuzzer_sys::fuzz_target;
@@ -18,14 +18,16 @@ fn stored(bytes: &[u8]) {
     FOLDER.with(|folder| {
         folder.fill([(name.as_str(), bytes), ("b.json", b"{}".as_slice())]);
         let room = 128 * bytes.len() + (2 << 20);
-        let found = bounded(room, || conversations::read_all(folder.path())).expect("the folder can be read");
+        let mut conversations = ConversationFolder::at(folder.path().to_owned());
+        let found = bounded(room, || conversations.read_all()).expect("the folder can be read");
         for conversation in found.all {
             conversation.check().expect("a conversation that is read is valid");
             let _ = (conversation.title(), conversation.messages(), conversation.markdown());
-            conversations::keep(folder.path(), &conversation).expect("it can be stored again");
-            let again = conversations::read_all(folder.path()).expect("the folder can be read").all;
+            conversations.hold(&conversation);
+            assert_eq!(conversations.keep(&conversation), Ok(None), "it is stored again in its file");
+            let again = conversations.read_all().expect("the folder can be read").all;
             assert_eq!(again, [conversation.clone()]);
-            conversations::remove(folder.path(), &conversation.id).expect("it can be deleted");
+            conversations.remove(&conversation.id).expect("it can be deleted");
         }
     });
 }

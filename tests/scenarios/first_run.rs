@@ -1,5 +1,5 @@
-//! From new nodes to the first answer with `console up`, and commands that get a model's file to nodes that lack it:
-//! `console run`, `node add` and `node replace`.
+//! From new nodes to the first answer with `console up`, commands that get a model's file to nodes that lack it
+//! (`console run`, `node add`, `node replace`), and what commands conclude if nodes of a saved cluster do not answer.
 use std::{fs, path::PathBuf, process::Command};
 
 use harness::programs::{Cluster, Ended, demo_models, programs, wait_until};
@@ -10,6 +10,8 @@ use tempfile::TempDir;
 use crate::{adopt::pair, json_output::assert_described};
 
 const MODEL: &str = "bard-q8_0.gguf";
+/// Addresses at which nothing listens.
+const DEAD: [&str; 2] = ["127.0.0.1:1", "127.0.0.1:2"];
 
 /// Nodes, of which only the first `having` have the demo model, and the home folder of an operator.
 struct House {
@@ -165,4 +167,67 @@ fn excluded_dead_node_leaves_the_saved_cluster() {
     assert_eq!(house.saved().as_array().map(Vec::len), Some(2));
     let status = house.good(&["status", "--json"]);
     assert!(!status.out.contains("\"dead\""), "its exclusion is deleted: {}", status.out);
+}
+
+#[test]
+fn nodes_that_do_not_answer_are_not_taken_for_idle_ones() {
+    let house = House::start(0, 0);
+    house.good(&["cluster", "add", "home", &DEAD.join(",")]);
+    let commands: [&[&str]; 8] = [
+        &["node", "check", DEAD[0]],
+        &["node", "check", DEAD[0], "--nodes", DEAD[0]],
+        &["node", "remove", DEAD[0], "--yes"],
+        &["node", "replace", DEAD[0], "127.0.0.1:3", "--yes"],
+        &["topology", "unload", "--yes"],
+        &["topology", "unload", "bard", "--yes"],
+        &["restart", "status"],
+        &["restart", "pause"],
+    ];
+    for command in commands {
+        let refused = house.console(&[command, &["--json"]].concat());
+        refused.assert_error(3, "node_unreachable", &[DEAD[0]]);
+    }
+    assert_eq!(house.saved(), json!(DEAD));
+}
+
+#[test]
+fn dead_node_leaves_or_is_replaced_if_all_others_answer() {
+    let house = House::start(2, 2);
+    let (one, new) = (house.address(0), house.address(1));
+    let save = |nodes: &[&str]| drop(house.good(&["cluster", "add", "home", &nodes.join(",")]));
+    save(&[one, DEAD[0], DEAD[1]]);
+    let remove = ["node", "remove", DEAD[0], "--yes", "--json"];
+    let replace = ["node", "replace", DEAD[0], new, "--yes", "--json"];
+    let check = ["node", "check", DEAD[0], "--json"];
+    for command in [&remove[..], &replace[..], &check[..]] {
+        let refused = house.console(command);
+        refused.assert_error(3, "node_unreachable", &[DEAD[1]]);
+        assert!(refused.err.contains("console cluster add"), "{}", refused.err);
+    }
+    assert_eq!(house.saved(), json!([one, DEAD[0], DEAD[1]]));
+
+    save(&[one, DEAD[0]]);
+    // It may serve a model on its own.
+    house.console(&check).assert_error(3, "node_unreachable", &[DEAD[0]]);
+    for what in [&["topology", "unload", "--yes", "--json"][..], &["restart", "status", "--json"]] {
+        house.console(what).assert_error(3, "node_unreachable", &[DEAD[0]]);
+    }
+    let replaced = house.good(&replace).json();
+    assert_eq!((&replaced["new"], &replaced["topology"]), (&json!("pi2"), &Value::Null), "{replaced}");
+    assert_eq!(house.saved(), json!([one, new]));
+    save(&[one, new, DEAD[0]]);
+    assert_eq!(house.good(&remove).json()["state"], "left");
+    assert_eq!(house.saved(), json!([one, new]));
+}
+
+#[test]
+fn idle_nodes_that_all_answer_have_nothing_to_unload() {
+    let house = House::start(2, 2);
+    house.good(&["cluster", "add", "home", &house.cluster.nodes()]);
+    let spare = house.good(&["node", "check", "pi2", "--json"]).json();
+    assert_eq!(spare, json!({"node": "pi2", "ok": true, "member": false}));
+    house.console(&["topology", "unload", "--yes", "--json"]).assert_error(8, "state", &["no topology is loaded"]);
+    house.console(&["restart", "status", "--json"]).assert_error(8, "state", &["no rolling restart"]);
+    assert_eq!(house.good(&["node", "remove", "pi2", "--yes", "--json"]).json()["state"], "left");
+    assert_eq!(house.saved(), json!([house.address(0)]));
 }

@@ -1,5 +1,8 @@
 //! `console logs`: prints the log lines that a node keeps in memory; with `--follow` also new lines.
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use clap::Args;
 use common::{calendar, fault::Fault};
@@ -10,7 +13,13 @@ use crate::cli::{
     Failure,
     shared::{find_node::find, interrupts::Interrupts, options::Nodes, output},
 };
-use crate::client::{cluster::Cluster, inspect, session, with_port};
+use crate::client::{
+    assign,
+    cluster::{Cluster, ClusterNode},
+    inspect,
+    session::{self, Session},
+    with_port,
+};
 
 /// Polling interval of a followed log.
 pub(super) const LOOK: Duration = Duration::from_millis(300);
@@ -95,50 +104,79 @@ pub(super) async fn run(options: Logs) -> Result<u8, Failure> {
     let cluster = interrupts.end(async { Ok::<_, Failure>(Cluster::dial(&addresses).await) }).await?;
     let node = &cluster.nodes[find(&cluster, &options.node)?];
     let (address, name) = (node.address.clone(), output::clean(cluster.name(node)));
-    let mut session = node.session()?;
+    let mut reader = LogReader::of(node)?;
     let since = moment(options.since);
-    let mut found = interrupts.end(inspect::whole_log(&session, 0, options.level)).await?;
+    let mut found = interrupts.end(reader.read(options.level)).await?;
     if let Some(count) = options.first_lines() {
         keep_last(&mut found, since, count);
     }
     tell(&name, &found, since, &options);
-    let mut next = found.next;
     while options.follow && !output::is_closed() {
         interrupts.end(pause()).await?;
-        match interrupts
-            .end(async { Ok::<_, Failure>(inspect::whole_log(&session, next, options.level).await) })
-            .await?
-        {
-            Ok(found) => {
-                tell(&name, &found, since, &options);
-                next = found.next;
-            }
+        match interrupts.end(async { Ok::<_, Failure>(reader.read(options.level).await) }).await? {
+            Ok(found) => tell(&name, &found, since, &options),
             Err(fault) => {
                 output::note(&format!(
                     "console: {}; reconnecting until the node answers",
                     output::clean(&fault.to_string())
                 ));
-                session = interrupts.end(back(&address)).await?;
-                output::note(&format!("{name} answers again"));
+                let is_restarted = interrupts.end(async { Ok::<_, Failure>(reader.reconnect(&address).await) }).await?;
+                let cause = if is_restarted { " after a restart of its daemon" } else { "" };
+                output::note(&format!("{name} answers again{cause}"));
             }
         }
     }
     Ok(0)
 }
 
+/// A position in the log of a node.
+struct LogReader {
+    session: Arc<Session>,
+    /// The run of the daemon: each run numbers its lines from 1.
+    instance: u64,
+    /// The next read returns only lines after this number.
+    after: u64,
+}
+
+impl LogReader {
+    /// Starts at the first line.
+    fn of(node: &ClusterNode) -> Result<Self, Fault> {
+        let (session, report) = node.answer.as_ref().map_err(Clone::clone)?;
+        Ok(Self { session: Arc::clone(session), instance: report.instance, after: 0 })
+    }
+
+    /// The lines that were not read yet.
+    async fn read(&mut self, level: LogLevel) -> Result<LogLines, Fault> {
+        let found = inspect::whole_log(&self.session, self.after, level).await?;
+        self.after = found.next;
+        Ok(found)
+    }
+
+    /// Reconnects until the node answers; starts at the first line if the daemon was restarted, and returns whether it
+    /// was. The position alone is not enough: a new run may already have more lines than the previous one.
+    async fn reconnect(&mut self, address: &str) -> bool {
+        loop {
+            if let Ok((session, instance)) = dial(address).await {
+                let is_restarted = instance != self.instance;
+                let after = if is_restarted { 0 } else { self.after };
+                *self = Self { session: Arc::new(session), instance, after };
+                return is_restarted;
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+}
+
+/// A new session with a node, and the instance of its daemon.
+async fn dial(address: &str) -> Result<(Session, u64), Fault> {
+    let session = session::open(address).await?;
+    let instance = assign::report(&session).await?.instance;
+    Ok((session, instance))
+}
+
 async fn pause() -> Result<(), Failure> {
     tokio::time::sleep(LOOK).await;
     Ok(())
-}
-
-/// Reconnects until the node answers.
-async fn back(address: &str) -> Result<std::sync::Arc<session::Session>, Failure> {
-    loop {
-        if let Ok(session) = session::open(address).await {
-            return Ok(std::sync::Arc::new(session));
-        }
-        tokio::time::sleep(LOOK).await;
-    }
 }
 
 fn tell(name: &str, found: &LogLines, since: u64, options: &Logs) {
@@ -174,7 +212,25 @@ pub(super) fn away(fault: &Fault) -> String {
 
 #[cfg(test)]
 mod tests {
+    use protocol::message::RequestBody;
+
     use super::*;
+    use crate::client::fake_node::{FakeNode, Script};
+
+    #[tokio::test]
+    async fn log_begins_again_only_after_a_restart_of_the_daemon() {
+        let node = FakeNode::start("pi1", Script::default()).await;
+        let cluster = Cluster::dial(std::slice::from_ref(&node.address)).await;
+        let mut reader = LogReader::of(&cluster.nodes[0]).expect("it answers");
+        assert_eq!(reader.read(LogLevel::Trace).await.expect("it answers").lines.len(), 2);
+        assert!(!reader.reconnect(&node.address).await, "only the connection was lost");
+        assert_eq!(reader.read(LogLevel::Trace).await.expect("it answers").lines, []);
+        let mut reply = reader.session.ask(RequestBody::Restart).await.expect("it answers");
+        reply.next("a restart", Duration::from_secs(10)).await.expect("it restarts");
+        // The new run has as many lines as the previous one, so their numbers do not reveal the restart.
+        assert!(reader.reconnect(&node.address).await);
+        assert_eq!(reader.read(LogLevel::Trace).await.expect("it answers").lines.len(), 2);
+    }
 
     #[test]
     fn followed_log_begins_with_the_last_lines() {

@@ -1,6 +1,4 @@
 //! `console status`: the state of every node.
-use std::io::{IsTerminal, stdout};
-
 use common::{
     fault::{Fault, FaultClass, FaultKind},
     ids::Epoch,
@@ -15,7 +13,7 @@ use crate::cli::{
     shared::{
         options, output,
         paint::{self, Shade},
-        table::{TableCell, TableColumn, table},
+        table::{TableCell, TableColumn, room, table},
         watch::{Seen, look_at},
     },
 };
@@ -37,9 +35,7 @@ impl Paper {
 
     /// The terminal, if standard output is one.
     fn of_output() -> Self {
-        let size = if stdout().is_terminal() { crossterm::terminal::size().ok() } else { None };
-        let room = size.map_or(usize::MAX, |(columns, _)| usize::from(columns));
-        Self { room, colours: paint::is_on() }
+        Self { room: room(), colours: paint::is_on() }
     }
 }
 

@@ -203,8 +203,11 @@ impl Clusters {
     }
 }
 
-/// Writes a file that only its owner can read. It is complete and on the disk before it gets its name.
+/// Writes a file that only its owner can read. It is complete and on the disk before it gets its name. A symbolic link to a
+/// file stays one.
 pub(crate) fn write_atomically(path: &Path, text: &str) -> io::Result<()> {
+    let linked = fs::canonicalize(path);
+    let path = linked.as_deref().unwrap_or(path);
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     // `NamedTempFile` creates files with mode 0600.

@@ -27,7 +27,7 @@ const ID_BYTES_MAX: usize = 64;
 const TITLE_CHARACTERS: usize = 48;
 
 /// A conversation.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Conversation {
     /// [`VERSION`].
     pub version: u32,
@@ -48,7 +48,7 @@ pub struct Conversation {
 }
 
 /// A prompt and its answer.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ChatTurn {
     /// The user's text.
     pub prompt: String,
@@ -58,7 +58,7 @@ pub struct ChatTurn {
 }
 
 /// An answer.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ChatAnswer {
     /// The model that wrote it.
     #[serde(default)]

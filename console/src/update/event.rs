@@ -37,7 +37,7 @@ pub enum Event {
     Recording(RecordingEvent),
     /// The guided tour is at this step.
     Tour(Tour),
-    /// The stored conversations, or why one could not be stored. Not part of a recording, because they are private.
+    /// The stored conversations, or why one is not stored in its file. Not part of a recording: they are private.
     #[serde(skip)]
     Conversations(KeeperNews),
     /// The outcome of another request, as a message.

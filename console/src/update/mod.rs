@@ -118,10 +118,14 @@ fn tick(state: &mut State, now: Duration) -> Vec<Effect> {
 
 /// Continues reading the log of the node whose page is open.
 fn read_log(state: &mut State) -> Option<Effect> {
+    if state.screen.focus.page != Page::Node {
+        return None;
+    }
     let (node, now) = (state.screen.selected, state.now);
-    let is_seen =
-        state.screen.focus.page == Page::Node && state.cluster.nodes.get(node).is_some_and(|node| node.is_open());
-    let after = is_seen.then(|| state.journal.log.ask(node, now)).flatten()?;
+    let known = state.cluster.nodes.get(node).filter(|known| known.is_open())?;
+    // The first report after a connection names the run of the daemon whose lines are read.
+    let instance = known.report.as_ref()?.instance;
+    let after = state.journal.log.ask(node, instance, now)?;
     Some(Effect::Log { node, after })
 }
 

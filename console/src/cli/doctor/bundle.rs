@@ -99,9 +99,10 @@ async fn gather(addresses: &[String], quiet: bool) -> Diagnostics {
         all.files.push(("topology.toml".into(), TopologyFile::of(topology).text()));
     }
     let mut asked = JoinSet::new();
-    for index in 0..cluster.nodes.len() {
+    let folders = unique_folders(cluster.nodes.iter().map(|node| cluster.name(node)));
+    for (index, folder) in folders.into_iter().enumerate() {
         let cluster = Arc::clone(&cluster);
-        asked.spawn(async move { of_node(&cluster, &cluster.nodes[index]).await });
+        asked.spawn(async move { of_node(&folder, &cluster.nodes[index]).await });
     }
     let (mut examined, mut events) = (Vec::new(), Vec::new());
     let mut done = 0;
@@ -125,15 +126,15 @@ async fn gather(addresses: &[String], quiet: bool) -> Diagnostics {
 /// Lines of a node's log with their times in milliseconds since 1970.
 type Timed = Vec<(u64, String)>;
 
-async fn of_node(cluster: &Cluster, node: &ClusterNode) -> (Diagnostics, Option<Examined>, Timed) {
-    let name = folder(cluster.name(node));
+/// The data of a node, with paths in its folder `name`.
+async fn of_node(name: &str, node: &ClusterNode) -> (Diagnostics, Option<Examined>, Timed) {
     let mut gathered = Diagnostics::default();
     match node.session() {
         Err(fault) => {
             gathered.missing.push((format!("all of {name}"), logs::away(&fault)));
             (gathered, None, Vec::new())
         }
-        Ok(session) => match timeout(NODE, ask(&name, node, &session, &mut gathered)).await {
+        Ok(session) => match timeout(NODE, ask(name, node, &session, &mut gathered)).await {
             Ok((examined, lines)) => (gathered, examined, lines),
             Err(_) => {
                 let why = format!("no answer within {} s", NODE.as_secs());
@@ -195,6 +196,28 @@ fn folder(name: &str) -> String {
     format!("node-{}", if name.is_empty() { "unnamed" } else { name })
 }
 
+/// A folder for each node, in order. Where a folder occurs again, a number is appended, also if the folders differ only
+/// in case: some file systems on which the archive is unpacked ignore case.
+fn unique_folders<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
+    let wanted: Vec<String> = names.map(folder).collect();
+    let mut folders: Vec<String> = Vec::with_capacity(wanted.len());
+    for base in &wanted {
+        let (mut free, mut number) = (base.clone(), 1);
+        // A number must not give the folder of a later node either.
+        while has(&folders, &free) || (number > 1 && has(&wanted, &free)) {
+            number += 1;
+            free = format!("{base}-{number}");
+        }
+        folders.push(free);
+    }
+    folders
+}
+
+/// Whether a folder is in the list, in upper or lower case.
+fn has(folders: &[String], name: &str) -> bool {
+    folders.iter().any(|folder| folder.eq_ignore_ascii_case(name))
+}
+
 fn pretty(value: &Value) -> String {
     format!("{value:#}\n")
 }
@@ -237,6 +260,25 @@ mod tests {
         assert_eq!(folder("pi1"), "node-pi1");
         assert_eq!(folder("../../etc/passwd"), "node-_.._etc_passwd");
         assert_eq!((folder(".."), folder("[::1]:9999")), ("node-unnamed".into(), "node-___1__9999".into()));
+    }
+
+    #[test]
+    fn each_node_has_a_folder_of_its_own() {
+        let names = ["pi1", "pi1", "pi/1", "pi_1", "pi1-2", "PI1", "..", "."];
+        let folders = unique_folders(names.into_iter());
+        let expected = ["pi1", "pi1-3", "pi_1", "pi_1-2", "pi1-2", "PI1-4", "unnamed", "unnamed-2"];
+        assert_eq!(folders, expected.map(|name| format!("node-{name}")));
+    }
+
+    #[tokio::test]
+    async fn nodes_of_the_same_name_lose_no_data() {
+        let nodes = [FakeNode::start("pi1", Script::default()).await, FakeNode::start("pi1", Script::default()).await];
+        let all = gather(&nodes.each_ref().map(|node| node.address.clone()), true).await;
+        for (folder, node) in ["node-pi1", "node-pi1-2"].into_iter().zip(&nodes) {
+            let path = format!("{folder}/report.json");
+            let reports: Vec<&(String, String)> = all.files.iter().filter(|file| file.0 == path).collect();
+            assert!(matches!(&reports[..], [one] if one.1.contains(&node.address)), "{path}: {reports:?}");
+        }
     }
 
     #[tokio::test]

@@ -17,7 +17,7 @@ use rustyline::{
     error::ReadlineError,
     highlight::Highlighter,
     hint::Hinter,
-    history::FileHistory,
+    history::{FileHistory, History},
     validate::{ValidationContext, ValidationResult, Validator},
 };
 use tokio::sync::mpsc::{Receiver, Sender, channel};
@@ -95,17 +95,11 @@ fn edit(asked: &mpsc::Receiver<()>, lines: &Sender<Result<EditedLine, Failure>>)
         Err(error) => return drop(lines.blocking_send(Err(anyhow!("cannot edit lines: {error}").into()))),
     };
     editor.set_helper(Some(ChatHelper));
-    let file = history_file();
-    if let Some(file) =
-        file.as_ref().filter(|file| fs::metadata(file).is_ok_and(|data| data.len() <= HISTORY_BYTES_MAX))
-    {
-        // A damaged history is replaced by a new one.
-        let _ = editor.load_history(file);
-    }
+    let mut file = history_file().map(|path| HistoryFile::load(path, editor.history_mut()));
     while asked.recv().is_ok() {
         let line = read(&mut editor);
-        if let (Ok(EditedLine::Text(text)), Some(file)) = (&line, &file) {
-            remember(&mut editor, text, file);
+        if let (Ok(EditedLine::Text(text)), Some(file)) = (&line, &mut file) {
+            file.add(editor.history_mut(), text);
         }
         if lines.blocking_send(line.map(unmarked)).is_err() {
             return;
@@ -137,14 +131,34 @@ fn read(editor: &mut Editor<ChatHelper, FileHistory>) -> Result<EditedLine, Fail
     }
 }
 
-/// Adds a line to the history and its file, which only its owner can read.
-fn remember(editor: &mut Editor<ChatHelper, FileHistory>, line: &str, file: &PathBuf) {
-    if line.trim().is_empty() || line.len() > HISTORY_LINE_MAX {
-        return;
+/// The file of a history, which only its owner can read. Chats that run at the same time add their lines to one file.
+struct HistoryFile {
+    path: PathBuf,
+    /// Whether it is damaged or too large, so that the next line replaces it.
+    is_unusable: bool,
+}
+
+impl HistoryFile {
+    /// Reads the file, if there is one.
+    fn load(path: PathBuf, history: &mut FileHistory) -> Self {
+        let is_unusable =
+            fs::metadata(&path).is_ok_and(|data| data.len() > HISTORY_BYTES_MAX || history.load(&path).is_err());
+        Self { path, is_unusable }
     }
-    // A history that cannot be written is no reason to end a chat.
-    let _ = editor.add_history_entry(line);
-    let _ = editor.save_history(file);
+
+    /// Adds a line to the history and to the file.
+    fn add(&mut self, history: &mut FileHistory, line: &str) {
+        if line.trim().is_empty() || line.len() > HISTORY_LINE_MAX {
+            return;
+        }
+        // `save` writes only the lines of this process; `append` adds to the lines of other chats that are in the file.
+        let added = history.add(line).and_then(|_| match self.is_unusable {
+            true => history.save(&self.path),
+            false => history.append(&self.path),
+        });
+        // A history that cannot be written is no reason to end a chat.
+        self.is_unusable &= added.is_err();
+    }
 }
 
 /// The history file; its folder is created if necessary.
@@ -178,5 +192,55 @@ impl Validator for ChatHelper {
     fn validate(&self, context: &mut ValidationContext<'_>) -> rustyline::Result<ValidationResult> {
         let is_open = is_unfinished(context.input());
         Ok(if is_open { ValidationResult::Incomplete } else { ValidationResult::Valid(None) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    /// The history of a chat with at most three lines.
+    fn history() -> FileHistory {
+        let config = Config::builder().max_history_size(3).expect("a valid size");
+        FileHistory::with_config(&config.build())
+    }
+
+    #[test]
+    fn parallel_chats_share_a_private_history_of_limited_length() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("chat-history");
+        let (mut one, mut other) = (history(), history());
+        let mut file = HistoryFile::load(path.clone(), &mut one);
+        let mut same_file = HistoryFile::load(path.clone(), &mut other);
+        file.add(&mut one, "a");
+        same_file.add(&mut other, "b");
+        file.add(&mut one, "c");
+        assert_eq!(fs::read_to_string(&path).expect("it is there"), "#V2\na\nb\nc\n");
+        let mode = fs::metadata(&path).expect("it is there").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        let mut next = history();
+        let mut file = HistoryFile::load(path.clone(), &mut next);
+        assert_eq!(next.iter().collect::<Vec<_>>(), ["a", "b", "c"]);
+        file.add(&mut next, "d");
+        assert_eq!(fs::read_to_string(&path).expect("it is there"), "#V2\nb\nc\nd\n");
+    }
+
+    #[test]
+    fn unusable_history_is_replaced_once() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let [damaged, huge] = ["damaged", "huge"].map(|name| folder.path().join(name));
+        fs::write(&damaged, [0xff, 0xfe, b'\n']).expect("the folder is writable");
+        let hole = fs::File::create(&huge).expect("the folder is writable");
+        hole.set_len(HISTORY_BYTES_MAX + 1).expect("a file with a hole");
+        for path in [damaged, huge] {
+            let (mut one, mut other) = (history(), history());
+            let mut file = HistoryFile::load(path.clone(), &mut one);
+            file.add(&mut one, "a");
+            HistoryFile::load(path.clone(), &mut other).add(&mut other, "b");
+            file.add(&mut one, "c");
+            assert_eq!(fs::read_to_string(&path).expect("it is there"), "#V2\na\nb\nc\n");
+        }
     }
 }

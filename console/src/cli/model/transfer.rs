@@ -8,7 +8,7 @@ use std::{
 use common::units::Bytes;
 use protocol::models::Step;
 
-use crate::cli::shared::{output, progress};
+use crate::cli::shared::{output, progress, table::terminal_size};
 use crate::operator::transfer::{Lane, picture};
 use crate::view::format::shorten;
 
@@ -48,7 +48,7 @@ impl Transfer {
         }
         if state.drawn.is_none_or(|drawn| now - drawn >= REDRAW) {
             state.drawn = Some(now);
-            let columns = crossterm::terminal::size().map_or(80, |(columns, _)| usize::from(columns));
+            let columns = terminal_size().map_or(80, |(columns, _)| columns);
             let line = picture(&self.model, &state.nodes, now - self.since);
             output::note_part(&format!("\r{}\x1b[K", shorten(&line, columns.saturating_sub(1))));
         }

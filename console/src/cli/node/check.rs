@@ -6,13 +6,16 @@ use serde_json::json;
 use telemetry::NodeState;
 use topology::Member;
 
-use super::dial;
+use super::{
+    dial,
+    membership::{ensure_peers_answer, may_be_member},
+};
 use crate::{
     cli::{
         Failure,
         shared::{find_node::find, interrupts::Interrupts, options::Nodes, output},
     },
-    client::{assign::identify_on_any, recovery::standings},
+    client::{assign::identify_on_any, cluster::Cluster, recovery::standings},
 };
 
 /// Options of `console node check`.
@@ -31,10 +34,12 @@ pub(crate) struct Check {
 pub(super) async fn run(options: Check) -> Result<u8, Failure> {
     let mut interrupts = Interrupts::listen()?;
     let cluster = interrupts.end(async { Ok::<_, Failure>(dial(&options.nodes, None).await) }).await?;
-    let name = cluster.name(&cluster.nodes[find(&cluster, &options.node)?]).to_owned();
+    let index = find(&cluster, &options.node)?;
+    let name = cluster.name(&cluster.nodes[index]).to_owned();
     let group = cluster.topology_of(&name);
     let place = group.as_ref().and_then(|own| own.topology.members.iter().position(|member| member.name == name));
     let (Some(group), Some(place)) = (group, place) else {
+        ensure_spare(&cluster, index)?;
         let text = format!("{} holds no shard of the running topology and can be stopped", output::clean(&name));
         let object = json!({"node": name, "ok": true, "member": false});
         output::line(&if options.json { object.to_string() } else { text });
@@ -62,6 +67,21 @@ pub(super) async fn run(options: Check) -> Result<u8, Failure> {
         output::line(&format!("{}: {}", output::clean(&name), sentence(&outlook)));
     }
     Ok(u8::from(!outlook.is_ok()))
+}
+
+/// Makes sure that a node that no reported topology has as a member does not hold one that was not reported.
+///
+/// # Errors
+/// The node, or another one that may hold a topology with it, does not answer.
+fn ensure_spare(cluster: &Cluster, node: usize) -> Result<(), Failure> {
+    ensure_peers_answer(cluster, node, None)?;
+    let own = &cluster.nodes[node];
+    // Its peers may report that they lost it, or that it is excluded. Otherwise it may serve a model on its own, which
+    // no other node would report.
+    if cluster.topology_of(cluster.name(own)).is_none() && may_be_member(cluster, own) {
+        own.session()?;
+    }
+    Ok(())
 }
 
 /// Describes the consequences of stopping the node, in chronological order.

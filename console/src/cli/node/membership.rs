@@ -24,7 +24,7 @@ use crate::{
     },
     client::{
         assign::{Assigned, Next, assign, assign_as, identify_on_any},
-        cluster::Cluster,
+        cluster::{Cluster, ClusterNode},
         event::OperateEvent,
         exclude::say,
         session::Session,
@@ -183,6 +183,38 @@ fn is_member(cluster: &Cluster, name: &str) -> bool {
     cluster.topology_of(name).is_some()
 }
 
+/// Whether a node may be a member of a topology: it is not excluded, or only cordoned.
+pub(super) fn may_be_member(cluster: &Cluster, node: &ClusterNode) -> bool {
+    cluster.exclusion(node).is_none_or(|entry| entry.is_cordon)
+}
+
+/// Makes sure that a node that no reported topology has as a member belongs to no other one: the node itself answers,
+/// or all others do. Excluded nodes need not answer, nor does the node at the address `new`, which is yet to join.
+///
+/// # Errors
+/// The node does not answer, and neither does another one that may hold a topology with it, or there is no other one.
+pub(super) fn ensure_peers_answer(cluster: &Cluster, node: usize, new: Option<&str>) -> Result<(), Failure> {
+    let own = &cluster.nodes[node];
+    let Err(own_fault) = &own.answer else { return Ok(()) };
+    let name = output::clean(cluster.name(own));
+    let others = cluster.nodes.iter().filter(|other| other.address != own.address);
+    let peers: Vec<&ClusterNode> = others.filter(|peer| new != Some(peer.address.as_str())).collect();
+    let mut members = peers.iter().filter(|peer| may_be_member(cluster, peer));
+    let (fault, why) = match members.find_map(|peer| peer.answer.as_ref().err()) {
+        _ if peers.iter().all(|peer| peer.answer.is_err()) => {
+            (own_fault, format!("no node answers that could report a topology with {name}"))
+        }
+        Some(fault) => (fault, format!("{} may hold a topology with {name}", output::clean(&fault.node))),
+        None => return Ok(()),
+    };
+    let next = format!(
+        "{}: {why}; if it is gone for good, leave it out of --nodes or of the saved cluster (console cluster add NAME \
+         NODE..)",
+        fault.next()
+    );
+    Err(Failure::Advised { fault: Box::new(fault.clone()), next })
+}
+
 /// Removes a node that is no member of the topology from the saved cluster, with its exclusion.
 async fn forget(
     change: Change,
@@ -191,6 +223,7 @@ async fn forget(
     node: usize,
     interrupts: &mut Interrupts,
 ) -> Result<u8, Failure> {
+    ensure_peers_answer(&cluster, node, None)?;
     let (name, address) = (cluster.name(&cluster.nodes[node]).to_owned(), cluster.nodes[node].address.clone());
     let shown = output::clean(&name);
     let Some(saved) = kept else {
@@ -279,5 +312,37 @@ fn done(change: &Change, name: &str, how: &str, assigned: &Assigned) {
         output::line(&json!({"node": name, "state": how, "topology": layout, "epoch": epoch}).to_string());
     } else {
         output::line(&format!("{} {how}; {layout} is serving, epoch {epoch}", output::clean(name)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::fake_node::{FakeNode, Script};
+
+    #[track_caller]
+    fn check_refused(cluster: &Cluster, node: usize, new: Option<&str>, blamed: &str) {
+        let refused = ensure_peers_answer(cluster, node, new).expect_err("a topology is not ruled out");
+        assert_eq!(refused.code(), 3);
+        assert_eq!(refused.json()["error"]["node"], blamed, "{refused}");
+    }
+
+    #[tokio::test]
+    async fn silent_node_is_in_no_topology_only_if_its_peers_answer() {
+        let node = FakeNode::start("pi1", Script::default()).await;
+        let (old, other) = ("127.0.0.1:1", "127.0.0.1:2");
+        let mut cluster = Cluster::dial(&[node.address.clone(), old.into(), other.into()]).await;
+        ensure_peers_answer(&cluster, 0, None).expect("it answers for itself");
+        check_refused(&cluster, 1, None, other);
+        ensure_peers_answer(&cluster, 1, Some(other)).expect("a node that is yet to join holds no topology");
+        cluster.exclusions.cordon("pi3", other, "fan", "me@here");
+        check_refused(&cluster, 1, None, other);
+        cluster.exclusions.say("pi3", other, Some("dead"), "me@here");
+        ensure_peers_answer(&cluster, 1, None).expect("an excluded node holds no topology");
+        let cluster = Cluster::dial(&[node.address.clone(), old.into()]).await;
+        ensure_peers_answer(&cluster, 1, None).expect("all others answer");
+        check_refused(&cluster, 1, Some(&node.address), old);
+        check_refused(&Cluster::dial(&[old.to_owned(), other.to_owned()]).await, 0, None, old);
+        check_refused(&Cluster::dial(&[old.to_owned()]).await, 0, None, old);
     }
 }

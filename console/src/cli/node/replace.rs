@@ -9,7 +9,7 @@ use topology::Topology;
 
 use super::{
     dial,
-    membership::{bring, clear, lacking, serves_another, session_of, still_cordoned, switch},
+    membership::{bring, clear, ensure_peers_answer, lacking, serves_another, session_of, still_cordoned, switch},
 };
 use crate::{
     cli::{
@@ -68,7 +68,7 @@ pub(super) async fn run(options: Replace, kept: Option<&str>, key: Option<PathBu
         let message = "the new node has the address of the old one".to_owned();
         return Err(Failure::Usage { message, next: "name another node; to restart this one: console restart NODE" });
     }
-    let topology = position(&cluster, &name, &address)?;
+    let topology = position(&cluster, index, &new)?;
     let others = others(&cluster, topology.as_ref(), &name, &address)?;
     let opened = interrupts.end(async { Ok::<_, Failure>(session::open(&new).await) }).await?;
     let needs_key = match &opened {
@@ -125,24 +125,30 @@ fn question(name: &str, new: &str, topology: Option<&Topology>, needs_key: bool)
     format!("Replace {} by {new}{of}?{key}{files}", output::clean(name))
 }
 
-/// The topology that has the node as a member: the operator's, which the running one may only approximate after a loss.
-/// `None` if nothing runs.
-fn position(cluster: &Cluster, name: &str, address: &str) -> Result<Option<Topology>, Failure> {
+/// The topology that has the node `old` as a member: the operator's, which the running one may only approximate after a
+/// loss. `None` if nothing runs. `new` is the address of the node that takes its position.
+///
+/// # Errors
+/// The node is not a member of the running topology, or a node that may hold a topology with it does not answer.
+fn position(cluster: &Cluster, old: usize, new: &str) -> Result<Option<Topology>, Failure> {
+    let node = &cluster.nodes[old];
+    let name = cluster.name(node);
+    let found = cluster.topology_of(name).and_then(|group| {
+        group.desired().into_iter().chain([group.topology]).find(|topology: &&Topology| {
+            topology.members.iter().any(|member| member.name == name || member.address == node.address)
+        })
+    });
+    if let Some(topology) = found {
+        return Ok(Some(topology.clone()));
+    }
+    ensure_peers_answer(cluster, old, Some(new))?;
     if cluster.topology().is_none() {
         return Ok(None);
     }
-    let found = cluster.topology_of(name).and_then(|group| {
-        group.desired().into_iter().chain([group.topology]).find(|topology: &&Topology| {
-            topology.members.iter().any(|member| member.name == name || member.address == address)
-        })
-    });
-    match found {
-        Some(topology) => Ok(Some(topology.clone())),
-        None => Err(Failure::State {
-            message: format!("{} is not a member of the topology", output::clean(name)),
-            next: "console node remove OLD removes it from the saved cluster, console node add NEW adds the new node",
-        }),
-    }
+    Err(Failure::State {
+        message: format!("{} is not a member of the topology", output::clean(name)),
+        next: "console node remove OLD removes it from the saved cluster, console node add NEW adds the new node",
+    })
 }
 
 /// The sessions of the other members, in order, each with its position in the topology. Excluded members stay out.

@@ -63,12 +63,17 @@ pub(super) async fn control(options: &RestartOptions, verb: Verb) -> Result<u8, 
 }
 
 /// Checks that there is a rolling restart to pause, resume or abort.
+///
+/// # Errors
+/// There is none, or a node that may store it does not answer.
 async fn open(addresses: &[String]) -> Result<(), Failure> {
     let cluster = Cluster::dial(addresses).await;
-    if cluster.nodes.iter().all(|node| node.answer.is_err()) {
+    let found = rolling(&cluster).await;
+    if found.is_none() {
+        // An unreachable node may store a restart, so report the node as unreachable instead of "no restart".
         cluster.usable()?;
     }
-    match rolling(&cluster).await {
+    match found {
         Some(rolling) if matches!(rolling.phase, Phase::Runs | Phase::Paused(_)) => Ok(()),
         _ => Err(Failure::State {
             message: "no rolling restart is running or paused on these nodes".into(),
@@ -101,12 +106,16 @@ async fn begin(
 }
 
 /// Reports each step until the restart ends or pauses.
+///
+/// # Errors
+/// No node stores a restart, a node that may store it does not answer, or none has answered for 60 s.
 async fn watch(addresses: &[String], json: bool) -> Result<u8, Failure> {
     let begun = Instant::now();
     let mut seen: Option<u64> = None;
     let mut silent = Instant::now();
     loop {
-        let found = rolling(&Cluster::dial(addresses).await).await;
+        let cluster = Cluster::dial(addresses).await;
+        let found = rolling(&cluster).await;
         match found {
             // If only a node that has just restarted answered, its state may be outdated.
             Some(rolling) if seen.is_none_or(|seen| rolling.revision >= seen) => {
@@ -122,6 +131,8 @@ async fn watch(addresses: &[String], json: bool) -> Result<u8, Failure> {
                 }
             }
             None if seen.is_none() => {
+                // As in `open`.
+                cluster.usable()?;
                 let message = "no rolling restart is stored on these nodes".into();
                 return Err(Failure::State { message, next: "start one with console restart --rolling" });
             }
@@ -131,6 +142,8 @@ async fn watch(addresses: &[String], json: bool) -> Result<u8, Failure> {
             }
             _ => {}
         }
+        // Nodes limit the number of sessions, so none stays open between two polls.
+        drop(cluster);
         sleep(LOOK).await;
     }
 }

@@ -20,8 +20,17 @@ pub(crate) struct TableColumn {
 
 /// The width of the terminal; unlimited for pipes and files.
 pub(crate) fn room() -> usize {
-    let size = if stdout().is_terminal() { crossterm::terminal::size().ok() } else { None };
-    size.map_or(usize::MAX, |(columns, _)| usize::from(columns))
+    let size = if stdout().is_terminal() { terminal_size() } else { None };
+    size.map_or(usize::MAX, |(columns, _)| columns)
+}
+
+/// Columns and rows of the terminal, if it has a size: one that cron opens with `ssh -tt` and some serial consoles have 0 by 0.
+pub(crate) fn terminal_size() -> Option<(usize, usize)> {
+    known(crossterm::terminal::size().ok()?)
+}
+
+fn known((columns, rows): (u16, u16)) -> Option<(usize, usize)> {
+    (columns > 0 && rows > 0).then_some((columns.into(), rows.into()))
 }
 
 /// A cell: its text and the tone of the text.
@@ -86,6 +95,11 @@ mod tests {
     fn rows() -> Vec<Vec<TableCell>> {
         let cells = ["pi1", "1.0 GiB", "48.1", "cores are shared with others"];
         vec![cells.map(|cell| (cell.to_owned(), None)).to_vec()]
+    }
+
+    #[test]
+    fn terminal_of_no_size_is_unlimited() {
+        assert_eq!([(0, 0), (80, 0), (80, 24)].map(known), [None, None, Some((80, 24))]);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::cli::{
     Failure,
-    shared::{interrupts::Interrupts, output},
+    shared::{interrupts::Interrupts, output, table::terminal_size},
 };
 use crate::client::{cluster::Cluster, with_port};
 
@@ -107,8 +107,8 @@ fn show(seen: &Seen, json: bool, in_place: bool) {
         return output::line(&seen.object.to_string());
     }
     if in_place {
-        let (columns, rows) = crossterm::terminal::size().unwrap_or((u16::MAX, LINES as u16));
-        return output::text(&picture(&seen.lines, columns.into(), rows.into()));
+        let (columns, rows) = terminal_size().unwrap_or((usize::MAX, LINES));
+        return output::text(&picture(&seen.lines, columns, rows));
     }
     seen.lines.iter().for_each(|line| output::line(line));
 }

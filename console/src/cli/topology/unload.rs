@@ -50,6 +50,8 @@ pub(super) async fn run(options: &UnloadTopology) -> Result<u8, Failure> {
     let (topology, reports) = match held.as_slice() {
         [one] => one,
         [] => {
+            // An unreachable node may hold a topology, so report the node as unreachable instead of "no topology".
+            cluster.usable()?;
             let message = match &options.model {
                 Some(model) => format!("no node has {} loaded", output::clean(model)),
                 None => "no topology is loaded on these nodes".to_owned(),

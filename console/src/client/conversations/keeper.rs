@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use super::{ReadConversations, keep, read_all, remove};
+use super::{ConversationFolder, ReadConversations};
 use crate::conversation::Conversation;
 
 /// Most orders that wait for the disk; a full queue refuses further ones.
@@ -17,7 +17,7 @@ const END_WAIT: Duration = Duration::from_secs(5);
 /// An order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeeperOrder {
-    /// Read all conversations.
+    /// Read all conversations: the console holds them from now on.
     Read,
     /// Store a conversation.
     Keep(Box<Conversation>),
@@ -30,6 +30,8 @@ pub enum KeeperOrder {
 pub enum KeeperNews {
     /// All conversations.
     Read(ReadConversations),
+    /// A conversation was stored as another one, because a second console changed its file; the message for the user.
+    Copied(String),
     /// An order failed, with the reason.
     Failed(String),
 }
@@ -47,7 +49,7 @@ impl Keeper {
         let (orders, received) = sync_channel(ORDERS_MAX);
         let (ended, done) = sync_channel(1);
         let started = thread::Builder::new().name("conversations".to_owned()).spawn(move || {
-            work(&received, &folder, &news);
+            work(&received, ConversationFolder::at(folder), &news);
             // The keeper may be gone.
             let _ = ended.try_send(());
         });
@@ -90,15 +92,18 @@ impl Drop for Keeper {
     }
 }
 
-fn work(orders: &Receiver<KeeperOrder>, folder: &std::path::Path, news: &dyn Fn(KeeperNews)) {
+fn work(orders: &Receiver<KeeperOrder>, mut folder: ConversationFolder, news: &dyn Fn(KeeperNews)) {
     for order in orders {
         let done = match order {
-            KeeperOrder::Read => read_all(folder).map(|found| news(KeeperNews::Read(found))),
-            KeeperOrder::Keep(conversation) => keep(folder, &conversation),
-            KeeperOrder::Remove(id) => remove(folder, &id),
+            KeeperOrder::Read => folder.read_all().map(|found| {
+                found.all.iter().for_each(|read| folder.hold(read));
+                Some(KeeperNews::Read(found))
+            }),
+            KeeperOrder::Keep(conversation) => folder.keep(&conversation).map(|copied| copied.map(KeeperNews::Copied)),
+            KeeperOrder::Remove(id) => folder.remove(&id).map(|()| None),
         };
-        if let Err(reason) = done {
-            news(KeeperNews::Failed(reason));
+        if let Some(told) = done.unwrap_or_else(|reason| Some(KeeperNews::Failed(reason))) {
+            news(told);
         }
     }
 }

@@ -56,7 +56,7 @@ pub(super) fn on_news(state: &mut State, news: KeeperNews) {
                 state.screen.notice = Some(clean_line(&format!("a conversation was skipped{more}: {first}")));
             }
         }
-        KeeperNews::Failed(reason) => state.screen.notice = Some(clean_line(&reason)),
+        KeeperNews::Copied(text) | KeeperNews::Failed(text) => state.screen.notice = Some(clean_line(&text)),
     }
 }
 

@@ -242,6 +242,13 @@ fn read_conversations_are_listed_and_skipped_files_named() {
 }
 
 #[test]
+fn user_is_told_that_a_conversation_is_stored_as_a_copy() {
+    let mut story = opened();
+    story.on(Event::Conversations(KeeperNews::Copied("it is stored as \"one (copy)\"".to_owned())));
+    assert_eq!(story.state.screen.notice.as_deref(), Some("it is stored as \"one (copy)\""));
+}
+
+#[test]
 fn without_a_running_model_the_list_opens_and_the_text_stays() {
     let mut story = Story::begin();
     story.at(10).all_connected();

@@ -16,7 +16,9 @@ const SIZES: [(u16, u16); 3] = [(80, 24), (120, 40), (200, 60)];
 /// Fills the log of the selected node, if there is one.
 pub(super) fn read_log(story: &mut Story) {
     let (node, now) = (story.state.screen.selected, story.state.now);
-    if story.state.cluster.nodes.is_empty() || story.state.journal.log.ask(node, now).is_none() {
+    let Some(known) = story.state.cluster.nodes.get(node) else { return };
+    let instance = known.report.as_ref().map_or(0, |report| report.instance);
+    if story.state.journal.log.ask(node, instance, now).is_none() {
         return;
     }
     let said = [

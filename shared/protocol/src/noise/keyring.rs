@@ -233,11 +233,14 @@ pub fn read_if_there(path: &Path) -> Result<Vec<Held>, KeyFileError> {
     }
 }
 
-/// Writes a key file that only its owner can read, atomically; it is on disk when this returns.
+/// Writes a key file that only its owner can read, atomically; it is on disk when this returns. A symbolic link to a file
+/// stays one.
 ///
 /// # Errors
 /// The folder is not writable.
 pub fn write(path: &Path, held: &[Held]) -> io::Result<()> {
+    let linked = fs::canonicalize(path);
+    let path = linked.as_deref().unwrap_or(path);
     let mut name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
     name.push(".new");
     let beside = path.with_file_name(name);
@@ -318,6 +321,11 @@ mod tests {
             assert!(error.contains(&format!("chmod 600 {}", path.display())), "{error}");
         }
         assert!(read_if_there(&path).is_err());
+        let link = folder.join("link.key");
+        std::os::unix::fs::symlink(&path, &link).expect("the folder can be written");
+        write(&link, &keys[..1]).expect("the folder can be written");
+        assert_eq!(read(&path).expect("the link's file was written"), keys[..1]);
+        assert!(link.is_symlink());
         assert_eq!(read_if_there(&folder.join("none")).expect("no file is no key"), Vec::new());
         fs::remove_dir_all(folder).expect("it is ours");
     }
