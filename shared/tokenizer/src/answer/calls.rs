@@ -48,6 +48,11 @@ impl CallParser {
         Self { syntax, place, text: String::new(), parts: Vec::new(), count: 0, has_call: false }
     }
 
+    /// Whether the text so far ends within a call.
+    pub(super) fn is_inside(&self) -> bool {
+        matches!(self.place, Place::Inside { .. })
+    }
+
     /// Adds text; returns the parts that are certain now.
     pub(super) fn push(&mut self, text: &str) -> Vec<AnswerPart> {
         self.text.push_str(text);

@@ -42,6 +42,8 @@ pub struct ThinkingMarks {
     pub close: &'static str,
     /// The mark of a call that ends it, too, because some models leave out its end.
     pub call: Option<&'static str>,
+    /// Thoughts come behind text of the answer, too, and an end without a beginning means nothing.
+    pub returns: bool,
 }
 
 /// How a format writes calls.
@@ -65,16 +67,17 @@ pub enum Calls {
     Harmony,
 }
 
-const THINK: ThinkingMarks = ThinkingMarks { begin: "<think>", end: "</think>", close: "\n</think>\n\n", call: None };
+const THINK: ThinkingMarks =
+    ThinkingMarks { begin: "<think>", end: "</think>", close: "\n</think>\n\n", call: None, returns: false };
 const THINK_OR_CALL: ThinkingMarks = ThinkingMarks { call: Some("<tool_call>"), ..THINK };
-const BRACKETS: ThinkingMarks = ThinkingMarks { begin: "[THINK]", end: "[/THINK]", close: "[/THINK]", call: None };
+const BRACKETS: ThinkingMarks = ThinkingMarks { begin: "[THINK]", end: "[/THINK]", close: "[/THINK]", ..THINK };
 const CHANNELS: ThinkingMarks =
-    ThinkingMarks { begin: "<|channel>thought", end: "<channel|>", close: "\n<channel|>", call: None };
+    ThinkingMarks { begin: "<|channel>thought", end: "<channel|>", close: "\n<channel|>", call: None, returns: true };
 const ANALYSIS: ThinkingMarks = ThinkingMarks {
     begin: "<|channel|>analysis<|message|>",
     end: "<|end|>",
     close: "<|end|><|start|>assistant<|channel|>final<|message|>",
-    call: None,
+    ..THINK
 };
 
 const OBJECTS: JsonMarks = JsonMarks { open: &["<tool_call>"], close: Some("</tool_call>"), has_lists: false };

@@ -24,6 +24,7 @@ use std::sync::Arc;
 
 use calls::CallParser;
 use common::chat::{Thinking, ToolFormat};
+use format::ThinkingMarks;
 pub use format::{CHAT_FORMATS, ChatFormat};
 pub use grammar::{GRAMMAR_TOOLS_MAX, GrammarTool, GrammarUse, call_grammar};
 use harmony::HarmonyParser;
@@ -82,8 +83,10 @@ impl AnswerParser {
         if format == ToolFormat::Harmony {
             return Self(Stages::Channels(HarmonyParser::new(thinking != Thinking::None, schemas.is_some())));
         }
+        // Without tools, the mark of a call in a thought is text.
+        let marks = ThinkingMarks { call: row.thinking.call.filter(|_| schemas.is_some()), ..row.thinking };
         let syntax = schemas.and_then(|schemas| row.syntax(schemas));
-        Self(Stages::Sequence(ThinkingParser::new(thinking, row.thinking), CallParser::new(syntax)))
+        Self(Stages::Sequence(ThinkingParser::new(thinking, marks), CallParser::new(syntax)))
     }
 
     /// Adds text of the answer; returns the parts that are certain now.
@@ -92,9 +95,10 @@ impl AnswerParser {
             Stages::Channels(parser) => parser.push(text),
             Stages::Sequence(thinking, calls) => {
                 let mut parts = Vec::new();
-                for divided in thinking.push(text) {
+                thinking.push(text, |divided| {
                     take(divided, calls, &mut parts);
-                }
+                    calls.is_inside()
+                });
                 parts
             }
         }

@@ -323,6 +323,15 @@ fn thoughts_at_the_beginning_are_apart_from_the_answer() {
 }
 
 #[test]
+fn mark_of_a_call_in_a_thought_is_text_without_tools() {
+    let mut parser = AnswerParser::new(Hermes, Thinking::Open, None);
+    let mut parts = parser.push("It uses <tool_call> tags.</think>\n\nSo");
+    parts.extend(parser.finish());
+    let expected = [AnswerPart::Thought("It uses <tool_call> tags.".into()), AnswerPart::Content("So".into())];
+    assert_eq!(parts, expected);
+}
+
+#[test]
 fn a_prompt_that_ends_inside_a_thought_is_found() {
     assert_eq!(ChatFormat::of(Hermes).thinking_behind("<|im_start|>assistant\n<think>\n"), Thinking::Open);
     assert_eq!(ChatFormat::of(Hermes).thinking_behind("assistant\n<think>\n\n</think>\n\n"), Thinking::Marked);
@@ -418,16 +427,19 @@ fn pieces_of(format: ToolFormat) -> Vec<&'static str> {
     row.preserved.iter().copied().chain(common).chain(tags).chain(marks).collect()
 }
 
-/// The letters of a message without white space, in which nothing may be lost.
-fn letters(message: &[Found]) -> usize {
+/// The letters of a message without white space, in which nothing may be lost but marks that mean nothing.
+fn letters(format: ToolFormat, message: &[Found]) -> usize {
+    let marks = ChatFormat::of(format).thinking;
     message
         .iter()
         .map(|part| match part {
-            Found::Thought(text) | Found::Content(text) => {
-                text.chars().filter(|letter| !letter.is_whitespace()).count()
+            Found::Thought(text) | Found::Content(text) if marks.returns => {
+                text.replace(marks.begin, "").replace(marks.end, "")
             }
-            Found::Call { .. } => 0,
+            Found::Thought(text) | Found::Content(text) => text.clone(),
+            Found::Call { .. } => String::new(),
         })
+        .map(|text| text.chars().filter(|letter| !letter.is_whitespace()).count())
         .sum()
 }
 
@@ -479,7 +491,7 @@ fn mutants_of_answers_are_read_alike_however_they_are_cut_and_lose_nothing() {
             let mut plain = without_calls;
             let mut parts = plain.push(&mutant);
             parts.extend(plain.finish());
-            assert_eq!(letters(&whole), letters(&joined(parts)), "{format:?} {mutant:?}");
+            assert_eq!(letters(*format, &whole), letters(*format, &joined(parts)), "{format:?} {mutant:?}");
         }
     }
 }

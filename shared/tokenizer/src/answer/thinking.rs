@@ -19,6 +19,8 @@ pub(super) enum Divided {
 pub(super) struct ThinkingParser {
     marks: ThinkingMarks,
     state: ThinkingState,
+    /// Whether the answer so far ends within a call.
+    is_call: bool,
     /// Undecided text.
     held: String,
 }
@@ -40,15 +42,20 @@ impl ThinkingParser {
     /// A parser at the beginning of an answer.
     pub(super) fn new(thinking: Thinking, marks: ThinkingMarks) -> Self {
         let state = if thinking == Thinking::None { ThinkingState::Answer } else { ThinkingState::Begin(thinking) };
-        Self { marks, state, held: String::new() }
+        Self { marks, state, is_call: false, held: String::new() }
     }
 
-    /// Adds text of the answer; returns the parts that are certain now.
-    pub(super) fn push(&mut self, text: &str) -> Vec<Divided> {
+    /// Adds text of the answer. `take` gets the parts that are certain now, and returns whether the answer ends within a call.
+    pub(super) fn push(&mut self, text: &str, mut take: impl FnMut(Divided) -> bool) {
         self.held.push_str(text);
         let mut parts = Vec::new();
-        while self.step(&mut parts) {}
-        parts
+        let mut goes_on = true;
+        while goes_on {
+            goes_on = self.step(&mut parts);
+            for part in parts.drain(..) {
+                self.is_call = take(part);
+            }
+        }
     }
 
     /// Whether the text is within a thought.
@@ -88,12 +95,36 @@ impl ThinkingParser {
                 is_over
             }
             ThinkingState::Answer => {
+                if self.marks.returns {
+                    return self.answer(parts);
+                }
                 if !self.held.is_empty() {
                     parts.push(Divided::Answer(std::mem::take(&mut self.held)));
                 }
                 false
             }
         }
+    }
+
+    /// Looks for another thought, and for an end without a beginning, in the text of the answer outside of its calls.
+    fn answer(&mut self, parts: &mut Vec<Divided>) -> bool {
+        let marks = [self.marks.begin, self.marks.end];
+        let found = marks.iter().filter_map(|mark| Some((self.held.find(mark)?, *mark))).min();
+        if let Some((0, mark)) = found {
+            self.held.drain(..mark.len());
+            if self.is_call {
+                parts.push(Divided::Answer(mark.to_owned()));
+            } else if mark == self.marks.begin {
+                self.state = ThinkingState::Thought { has_begun: false };
+            }
+            return true;
+        }
+        let partial = marks.iter().map(|mark| overlap(&self.held, mark)).max().unwrap_or_default();
+        let certain = found.map_or(self.held.len() - partial, |(at, _)| at);
+        if certain > 0 {
+            parts.push(Divided::Answer(self.held.drain(..certain).collect()));
+        }
+        found.is_some()
     }
 
     fn begin(&mut self, thinking: Thinking) -> bool {

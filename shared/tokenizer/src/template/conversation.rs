@@ -54,8 +54,10 @@ impl Form {
 /// What a template expects of messages.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Customs {
-    /// It has the role `developer`; others receive `system` instead.
-    knows_developer: bool,
+    /// It writes earlier calls.
+    knows_calls: bool,
+    /// It takes the tools from the system message, as a JSON text (Phi 4 mini).
+    has_tools_in_system: bool,
     thoughts: Thoughts,
 }
 
@@ -81,7 +83,8 @@ impl Customs {
         } else {
             Thoughts::Reasoning
         };
-        Self { knows_developer: template.contains("developer"), thoughts }
+        let has_tools_in_system = has(["message['tools']", "message[\"tools\"]"]);
+        Self { knows_calls: template.contains("tool_calls"), has_tools_in_system, thoughts }
     }
 
     /// Moves the thought of an assistant's message to where the template looks for it.
@@ -132,7 +135,7 @@ impl Conversation {
         let messages = messages.map(|(index, message)| read_message(index, message, customs));
         let mut messages: Vec<Value> = messages.collect::<Result<_, _>>()?;
         for arguments in messages.iter_mut().filter(|_| form.has_objects).flat_map(arguments) {
-            if let Some(object) = arguments.as_str().and_then(|text| serde_json::from_str::<Map<_, _>>(text).ok()) {
+            if let Some(object) = arguments.as_str().and_then(object) {
                 *arguments = Value::Object(object);
             }
         }
@@ -151,8 +154,15 @@ impl Conversation {
                 parameters.for_each(|parameters| fill(parameters, "properties", json!({})));
             });
         }
-        let is_continued = chat.is_continued;
-        Ok(Self { is_continued, messages, tools: tools.filter(|tools| !tools.is_empty()) })
+        let tools = tools.filter(|tools| !tools.is_empty());
+        if let Some(tools) = tools.as_ref().filter(|_| customs.has_tools_in_system) {
+            if messages[0]["role"] != "system" {
+                messages.insert(0, json!({"role": "system", "content": ""}));
+            }
+            let functions: Vec<&Value> = tools.iter().map(|tool| tool.get("function").unwrap_or(tool)).collect();
+            messages[0]["tools"] = json!(functions).to_string().into();
+        }
+        Ok(Self { is_continued: chat.is_continued, messages, tools })
     }
 
     /// The conversation with these changes; `None`: they change nothing.
@@ -160,6 +170,18 @@ impl Conversation {
         let mut changed = self.clone();
         changes.iter().for_each(|change| change.apply(&mut changed.messages));
         (changed.messages != self.messages).then_some(changed)
+    }
+
+    /// Whether a rendered text lacks one of several system messages: some templates read only the first one.
+    pub(super) fn lacks_system(&self, rendered: &str) -> bool {
+        let mut rest = rendered;
+        let systems: Vec<&Value> = self.messages.iter().filter(|message| message["role"] == "system").collect();
+        let is_there = |system: &&Value| {
+            let text = system["content"].as_str().unwrap_or_default().trim();
+            let found = rest.find(text);
+            found.inspect(|at| rest = &rest[at + text.len()..]).is_some()
+        };
+        systems.len() > 1 && !systems.iter().all(is_there)
     }
 
     /// The field of the last message that the answer continues.
@@ -231,10 +253,18 @@ fn read_message(index: usize, message: Value, customs: Customs) -> Result<Value,
     let Some(Value::String(role)) = message.get_mut("role") else {
         return refuse(format!("messages[{index}] has no role"));
     };
-    if role == "developer" && !customs.knows_developer {
+    // gpt-oss reads both alike at the beginning, and only there; no other model has been trained with this role.
+    if role == "developer" {
         *role = "system".into();
     }
+    // Templates ask only whether there is a list.
+    message.retain(|name, value| {
+        name != "tool_calls" || !(value.is_null() || value.as_array().is_some_and(Vec::is_empty))
+    });
     read_content(index, &mut message)?;
+    if !customs.knows_calls && message.get("content").is_none_or(Value::is_null) {
+        message.insert("content".into(), "".into());
+    }
     customs.place_thought(&mut message);
     Ok(Value::Object(message))
 }
@@ -270,6 +300,14 @@ fn fill(object: &mut Value, field: &str, value: Value) {
         && object.get(field).is_none_or(Value::is_null)
     {
         object.insert(field.to_owned(), value);
+    }
+}
+
+/// Arguments as an object. Clients write those of a function without parameters in several ways.
+fn object(text: &str) -> Option<Map<String, Value>> {
+    match text.trim() {
+        "" | "null" | "[]" => Some(Map::new()),
+        text => serde_json::from_str(text).ok(),
     }
 }
 

@@ -9,11 +9,11 @@ mod refused;
 
 use std::io;
 
-use common::chat::{Chat, PROMPT_BYTES_MAX};
+use common::chat::{Chat, PROMPT_BYTES_MAX, ToolFormat};
 use conversation::{Conversation, Customs, Form};
 use gguf::{GgufError, Metadata};
 use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior, Value, context, syntax::SyntaxConfig, value::Serde};
-use refused::ATTEMPTS;
+use refused::{ATTEMPTS, Change};
 use serde::{Deserialize, Serialize};
 use serde_json::Map;
 
@@ -186,6 +186,9 @@ impl ChatTemplate {
                 let conversation = Conversation::read(chat, self.customs, form).ok()?;
                 self.begin(&conversation, &variables, now).ok()
             }),
+            Ok(ref text) if usual.lacks_system(text) => {
+                usual.changed(&[Change::LaterSystems]).and_then(|changed| self.begin(&changed, &variables, now).ok())
+            }
             Err(TemplateError::Refused(_)) => ATTEMPTS.iter().find_map(|changes| {
                 let changed = usual.changed(changes)?;
                 self.begin(&changed, &variables, now).ok()
@@ -202,7 +205,14 @@ impl ChatTemplate {
         variables: &Map<String, serde_json::Value>,
         now: u64,
     ) -> Result<String, TemplateError> {
-        let Some(marked) = conversation.marked()? else { return self.run(conversation, variables, now) };
+        let Some(marked) = conversation.marked()? else {
+            let mut text = self.run(conversation, variables, now)?;
+            // Behind a call with text, Gemma 4's template leaves out the turn of the answer.
+            if self.format.format == ToolFormat::Gemma && text.ends_with("<turn|>\n") {
+                text.push_str("<|turn>model\n");
+            }
+            return Ok(text);
+        };
         let text = self.run(&marked, variables, now)?;
         match conversation::before_mark(text) {
             Some(begun) => Ok(begun),

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 /// A change of a conversation's messages, whose contents are texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Change {
-    /// System messages at the beginning are joined; later ones become a part of the user's message beside them. Qwen 3.5
-    /// has one system message, at the beginning. What is at the beginning does not change as a conversation grows, so that
+    /// System messages at the beginning are joined; later ones become a part of a neighbouring message of the user. Qwen 3.5
+    /// has one system message, at the beginning. The beginning does not change as a conversation grows, so that
     /// its computed prompt is used again.
     LaterSystems,
     /// All system messages become a part of a message of the user: Gemma 2 has none.
@@ -89,7 +89,7 @@ fn fold_systems(messages: &mut Vec<Value>, from: usize) {
     *messages = folded;
 }
 
-/// A message of the user with what waits for one.
+/// A message of the user with the texts that wait for one.
 fn of_user(waiting: &mut Vec<String>) -> Option<Value> {
     let texts = std::mem::take(waiting);
     (!texts.is_empty()).then(|| json!({"role": "user", "content": texts.join("\n\n")}))
