@@ -76,7 +76,8 @@ fn remote_prefill_gives_the_same_tokens_for_any_rank_counts() {
 #[test]
 fn windows_shared_keys_and_states_are_transferred_to_any_cut() {
     let models = harness::families::shapes().into_iter().filter(|(name, _)| SPECIAL.contains(&name.as_str()));
-    let files: Vec<(String, Vec<u8>)> = models.map(|(name, model)| (format!("{name}.gguf"), model.bytes())).collect();
+    let files: Vec<(String, Vec<u8>)> =
+        models.map(|(name, model)| (format!("{name}.gguf"), model.untied().bytes())).collect();
     let files: Vec<(&str, &[u8])> = files.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())).collect();
     let folder = folder_with(&files);
     let cluster = Cluster::with(4, folder.path(), SETTINGS);

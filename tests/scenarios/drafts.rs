@@ -14,7 +14,7 @@ use harness::{
 use nix::sys::signal::Signal;
 use planner::holding::{Holding, PANEL_ROWS};
 use protocol::message::Generate;
-use serde_json::json;
+use serde_json::{Value, json};
 use topology::{cut, sizes::ModelSizes};
 
 const VOCABULARY: usize = 900;
@@ -177,9 +177,9 @@ fn daemons_run_the_predictor_of_a_file() {
     let cluster = Cluster::with(2, folder.path(), "");
     let run = |model: &'static str| ["--model", model, "--prompt", "ab", "--max-tokens", "2"];
     cluster.generate(2, &run("with.gguf")).completion();
-    let (plain, _) = completions(&cluster);
+    let (plain, _) = completions(&cluster, &json!("ab"));
     cluster.generate(2, &[&run("with.gguf")[..], &["--draft", "mtp"]].concat()).completion();
-    let (drafted, accepted) = completions(&cluster);
+    let (drafted, accepted) = completions(&cluster, &json!("ab"));
     assert_eq!(plain, drafted);
     assert!(accepted > 0, "{accepted} were accepted");
     let shown = cluster.console(&["topology", "show", "--nodes", &cluster.nodes()]);
@@ -191,9 +191,10 @@ fn daemons_run_the_predictor_of_a_file() {
 }
 
 /// Two completions of the running model, at temperature 0 and 0.8, and how many speculative tokens were accepted.
-fn completions(cluster: &Cluster) -> ([String; 2], u64) {
+fn completions(cluster: &Cluster, prompt: &Value) -> ([String; 2], u64) {
     let answers = [0.0, 0.8].map(|temperature| {
-        let body = json!({"prompt": "ab", "max_tokens": 80, "temperature": temperature, "seed": 3, "ignore_eos": true});
+        let body =
+            json!({"prompt": prompt, "max_tokens": 80, "temperature": temperature, "seed": 3, "ignore_eos": true});
         post(&beside(&cluster.addresses[0]), "/v1/completions", &body).good()
     });
     let accepted = answers.iter().map(|answer| answer["timings"]["draft_n_accepted"].as_u64().unwrap_or_default());
@@ -214,13 +215,15 @@ fn daemons_run_a_draft_model_also_after_a_restart() {
     let mut cluster = Cluster::with(2, folder.path(), "recover = true\nsilent_ms = 30000\nstall_ms = 60000\n");
     let run = ["--model", "target.gguf", "--prompt", "ab", "--max-tokens", "2"];
     cluster.generate(2, &run).completion();
-    let (plain, _) = completions(&cluster);
+    // Tokens of the chain, which does not come back to one within an answer: nothing but the draft model can propose the next.
+    let prompt = json!([310, 402]);
+    let (plain, _) = completions(&cluster, &prompt);
     let refused = cluster.generate(2, &[&run[..], &["--draft", "other.gguf", "--topology", "tp2"]].concat());
     refused.assert_error(4, "topology_invalid", &["other.gguf cannot draft for target.gguf", "400 tokens"]);
     let pipeline = cluster.generate(2, &[&run[..], &["--draft", "draft.gguf", "--topology", "pp2"]].concat());
     pipeline.assert_error(4, "topology_invalid", &["a draft model needs a topology of one stage"]);
     cluster.generate(2, &[&run[..], &["--draft", "draft.gguf"]].concat()).completion();
-    let (drafted, accepted) = completions(&cluster);
+    let (drafted, accepted) = completions(&cluster, &prompt);
     assert_eq!(plain, drafted);
     assert!(accepted > 0, "{accepted} were accepted");
 
@@ -232,7 +235,7 @@ fn daemons_run_a_draft_model_also_after_a_restart() {
     });
     let shown = cluster.console(&["topology", "show", "--nodes", &cluster.nodes()]);
     assert!(shown.out.contains("draft = \"draft.gguf\""), "{}", shown.out);
-    let (again, accepted) = completions(&cluster);
+    let (again, accepted) = completions(&cluster, &prompt);
     assert_eq!(again, plain);
     assert!(accepted > 0, "{accepted} were accepted");
 }

@@ -244,10 +244,17 @@ fn rank_of(
 }
 
 /// Largest error relative to the largest logit, over all rows; NaN if any value is NaN.
+///
+/// # Panics
+/// If the rows have other lengths.
 pub fn max_error(found: &[Vec<f32>], exact: &[Vec<f32>]) -> f64 {
+    let lengths = [found, exact].map(|rows| rows.iter().map(Vec::len).collect::<Vec<_>>());
+    assert_eq!(lengths[0], lengths[1]);
     let largest = exact.iter().flatten().fold(0.0_f64, |largest, value| largest.max(f64::from(value.abs())));
     let differences = found.iter().flatten().zip(exact.iter().flatten()).map(|(a, b)| f64::from((a - b).abs()));
-    differences.fold(0.0, |most, difference| if difference.is_nan() { f64::NAN } else { most.max(difference) })
+    differences
+        .reduce(|most, difference| if most.is_nan() || difference < most { most } else { difference })
+        .unwrap_or(0.0)
         / largest
 }
 

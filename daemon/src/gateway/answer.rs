@@ -340,7 +340,7 @@ impl Answer {
         let is_resumed = self.so_far.waits_since().is_some();
         let mut deadline = self.so_far.deadline(self.turn, settings.queue_wait, settings.resume_wait);
         loop {
-            // What its request has already is not thrown away because one of its answers waits for long.
+            // The begun answers of its request are not thrown away because another one waits for long.
             let has_others = !is_resumed && self.model.has_begun();
             if has_others {
                 deadline = deadline.max(self.accepted + settings.request_max);

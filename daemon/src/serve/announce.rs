@@ -55,9 +55,12 @@ fn announce(listen: SocketAddr, said: &Announcement) -> Result<Announcer, mdns_s
             .collect::<String>()
     );
     let is_any = listen.ip().is_unspecified();
-    let address = if is_any { String::new() } else { listen.ip().to_string() };
+    // On an interface that comes up later, the library announces only services with the addresses of their interfaces: the
+    // network may be later than the node.
+    let is_fixed = listen.ip().is_loopback();
+    let address = if is_fixed { listen.ip().to_string() } else { String::new() };
     let info = ServiceInfo::new(SERVICE, &said.instance(), &host, address.as_str(), listen.port(), &properties[..])?;
-    let mut info = if is_any { info.enable_addr_auto() } else { info };
+    let mut info = if is_fixed { info } else { info.enable_addr_auto() };
     let daemon = ServiceDaemon::new()?;
     if !is_any {
         // Only on the interface where the node can be reached; all of 127/8 is one interface.

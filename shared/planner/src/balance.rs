@@ -7,7 +7,7 @@ use topology::{ShardPlan, cut, shard::cut_stage, sizes::ModelSizes, split_layers
 
 use super::{
     cost::{self, Demand, PlanNode, PlanRank, PlanStage},
-    holding::{Holding, PANEL_ROWS, kv_bytes},
+    holding::{Holding, PANEL_ROWS, kv_bytes, state_bytes},
     working::{RankMemory, working_bytes},
 };
 
@@ -103,9 +103,11 @@ fn divide(
     let all = Holding { sizes, plan: &whole[0] };
     let reads: Vec<u64> =
         (0..count).map(|layer| all.attention(layer).bytes + all.feed_forward(layer, 1).bytes).collect();
+    let slots = usize::from(demand.slots.max(1));
     let holds = (0..count).map(|layer| {
         let plan = ShardPlan { layers: layer..layer + 1, ..whole[0].clone() };
-        Holding { sizes, plan: &plan }.shard_bytes(PANEL_ROWS) + kv_bytes(demand.kv, &sizes.spec, &plan, blocks)
+        let besides = kv_bytes(demand.kv, &sizes.spec, &plan, blocks) + state_bytes(&sizes.spec, &plan, slots);
+        Holding { sizes, plan: &plan }.shard_bytes(PANEL_ROWS) + besides
     });
     let holds: Vec<u64> = holds.collect();
     let frees = groups.iter().enumerate().map(|(stage, group)| free(sizes, nodes, group, demand, stage, stages));

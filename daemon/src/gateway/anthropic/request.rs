@@ -63,8 +63,8 @@ pub(super) fn chat(mut given: Map<String, Value>) -> Result<Map<String, Value>, 
     Ok(chat)
 }
 
-/// A system prompt without the line with which Claude Code tells Anthropic what to bill. It differs in each request, and
-/// nothing behind it could be used again.
+/// A system prompt without Claude Code's line for Anthropic's billing. It differs in each request, and nothing behind it could
+/// be used again.
 fn without_attribution(system: &str) -> String {
     system.split_inclusive('\n').filter(|line| !line.starts_with("x-anthropic-billing-header:")).collect()
 }

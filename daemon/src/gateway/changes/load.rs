@@ -90,7 +90,7 @@ impl Gateway {
 
     async fn load_for_request(&self, asked: &str, client: &oneshot::Sender<()>) -> Result<ServedModel, ApiError> {
         let _turn = self.loads.turn.lock().await;
-        // A load that has not begun is for nobody.
+        // Its client has left.
         if client.is_closed() {
             return Err(ApiError::shutting_down());
         }
