@@ -3,11 +3,13 @@
 finds its way alone."""
 import gzip
 import json
+import os
 import pathlib
 import re
 import struct
 import subprocess
 import sys
+import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CORPUS = ROOT / "fuzz/corpus"
@@ -241,9 +243,11 @@ def schemas():
 def messages():
     kinds = {"Request": 0, "Response": 3, "Hello": 6, "Welcome": 7, "Beat": 8, "KvRequest": 8, "KvResponse": 9, "Adopt": 9, "Adopted": 9}
     seen = set()
-    test = ["cargo", "test", "-q", "-p", "bramble-protocol", "--lib", "--", "--ignored", "--nocapture", "print_seeds"]
-    printed = subprocess.run(test, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    for place, (name, version, data) in enumerate(re.findall(r"^seed (\w+) (\d+) (\w*)$", printed, re.MULTILINE)):
+    test = ["cargo", "test", "-q", "-p", "bramble-protocol", "--lib", "messages_of_every_variant_and_model"]
+    with tempfile.NamedTemporaryFile("r") as file:
+        subprocess.run(test, cwd=ROOT, check=True, env=os.environ | {"BRAMBLE_SEEDS": file.name})
+        lines = file.read().splitlines()
+    for place, (name, version, data) in enumerate(line.split(" ") for line in lines):
         write("messages", f"{name}-{version}-{place}", bytes([kinds[name], int(version) - 4]) + bytes.fromhex(data))
         # The description of a model is JSON, the last part of its message, behind two bytes of its length.
         begin = bytes.fromhex(data).find(b'{"name"')

@@ -114,7 +114,7 @@ fn conversation_is_given_as_the_template_reads_it() {
     let plain = "{% for m in messages %}{{ m.content | tojson }}{% endfor %}";
     assert_eq!(render(plain, json!([user, calls("{}")]), None), Ok("\"a\"\"\"".into()));
     // The tools of Phi 4 mini are a text of the system message.
-    let phi = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% if 'tools' in m %}<|tool|>{{ m['tools'] }}<|/tool|>{% endif %}{% endfor %}";
+    let phi = "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}{% if 'tools' in message %}<|tool|>{{ message['tools'] }}<|/tool|>{% endif %}{% endfor %}";
     let tools = json!([{"type": "function", "function": {"name": "f"}}]);
     let expected = "<|system|><|tool|>[{\"name\":\"f\"}]<|/tool|><|user|>a";
     assert_eq!(render(phi, json!([user]), Some(tools.clone())), Ok(expected.into()));

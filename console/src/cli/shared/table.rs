@@ -29,7 +29,8 @@ pub(crate) fn terminal_size() -> Option<(usize, usize)> {
     known(crossterm::terminal::size().ok()?)
 }
 
-fn known((columns, rows): (u16, u16)) -> Option<(usize, usize)> {
+fn known(size: (u16, u16)) -> Option<(usize, usize)> {
+    let (columns, rows) = size;
     (columns > 0 && rows > 0).then_some((columns.into(), rows.into()))
 }
 

@@ -176,12 +176,12 @@ impl Conversation {
     pub(super) fn lacks_system(&self, rendered: &str) -> bool {
         let mut rest = rendered;
         let systems: Vec<&Value> = self.messages.iter().filter(|message| message["role"] == "system").collect();
-        let is_there = |system: &&Value| {
-            let text = system["content"].as_str().unwrap_or_default().trim();
-            let found = rest.find(text);
-            found.inspect(|at| rest = &rest[at + text.len()..]).is_some()
-        };
-        systems.len() > 1 && !systems.iter().all(is_there)
+        systems.len() > 1
+            && !systems.iter().all(|system| {
+                let text = system["content"].as_str().unwrap_or_default().trim();
+                let found = rest.find(text);
+                found.inspect(|at| rest = &rest[at + text.len()..]).is_some()
+            })
     }
 
     /// The field of the last message that the answer continues.
