@@ -1,8 +1,6 @@
 //! Schemas of structured output and of tools: checked, compiled by the constraint library and tried on bytes.
 #![no_main]
-use std::panic;
-
-use bramble_fuzz::cut::Input;
+use bramble_fuzz::{cut::Input, panics};
 use common::{
     chat::{Grammar, Thinking, ToolFormat},
     tool_use::ToolUse,
@@ -24,18 +22,7 @@ const FORMATS: [ToolFormat; 8] = [
 
 fuzz_target!(
     init: {
-        // A panic of the library is caught and is an error of the request: it must not end the fuzzer. A panic of
-        // bramble's own code does.
-        let abort = panic::take_hook();
-        panic::set_hook(Box::new(move |info| {
-            let is_own = info.location().is_some_and(|place| {
-                let file = place.file();
-                !file.contains("llguidance") && !file.contains("derivre") && !file.contains("toktrie")
-            });
-            if is_own {
-                abort(info);
-            }
-        }));
+        panics::are_caught_in(&["llguidance", "derivre", "toktrie"]);
     },
     |data: &[u8]| {
     let mut input = Input(data);

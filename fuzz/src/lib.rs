@@ -3,6 +3,7 @@ pub mod cut;
 pub mod folder;
 pub mod gguf_file;
 pub mod memory;
+pub mod panics;
 
 #[global_allocator]
 static ALLOCATOR: memory::Counting = memory::Counting;

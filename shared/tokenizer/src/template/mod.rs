@@ -7,7 +7,10 @@ mod json;
 mod python;
 mod refused;
 
-use std::io;
+use std::{
+    io,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
 
 use common::chat::{Chat, PROMPT_BYTES_MAX, ToolFormat};
 use conversation::{Conversation, Customs, Form};
@@ -250,10 +253,13 @@ impl ChatTemplate {
             ..Value::from(Serde(variables))
         };
         let mut text = Bounded { text: Vec::new(), is_full: false };
-        match template.render_captured_to(context, &mut text) {
+        // The engine panics where a template takes a part of an empty text backwards, for one.
+        let rendered = catch_unwind(AssertUnwindSafe(|| template.render_captured_to(context, &mut text).map(|_| ())));
+        match rendered {
             _ if text.is_full => Err(TemplateError::TooLong),
-            Err(error) => Err(refusal(&error).unwrap_or_else(|| failed(error))),
-            Ok(_) => String::from_utf8(text.text).map_err(|error| TemplateError::Failed(error.to_string())),
+            Err(_) => Err(TemplateError::Failed("the template engine panicked".into())),
+            Ok(Err(error)) => Err(refusal(&error).unwrap_or_else(|| failed(error))),
+            Ok(Ok(())) => String::from_utf8(text.text).map_err(|error| TemplateError::Failed(error.to_string())),
         }
     }
 }
