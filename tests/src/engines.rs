@@ -357,7 +357,7 @@ pub fn begin(
     }
 }
 
-/// Collects the answers to requests 0 to `count` until all are done; cancels those that a stop string ends.
+/// Benchmarks the links of the head's stage.
 fn bench_links(receiver: &mpsc::Receiver<EngineEvent>, orders: &mpsc::Sender<EngineOrder>) {
     let wanted = BenchLinks { tokens: vec![1], algorithms: vec![Algorithm::Direct], repeats: 3 };
     orders.send(EngineOrder::BenchLinks(RequestKey(0), wanted)).expect("the engine holds the receiver");
@@ -370,6 +370,7 @@ fn bench_links(receiver: &mpsc::Receiver<EngineEvent>, orders: &mpsc::Sender<Eng
     }
 }
 
+/// Collects the answers to requests 0 to `count` until all are done; cancels those that a stop string ends.
 fn collect(
     receiver: &mpsc::Receiver<EngineEvent>,
     answers: &Answers,

@@ -91,12 +91,7 @@ fn straighten(index: usize, message: &mut Value) -> Result<(), ApiError> {
         fields.retain(|name, _| name != "function_call");
         fields.insert("tool_calls".into(), json!([{"id": call_id, "type": "function", "function": call}]));
     }
-    // Libraries write fields that they do not use as null or as an empty list.
-    fields.retain(|name, value| {
-        let is_empty = value.is_null() || value.as_array().is_some_and(Vec::is_empty);
-        !(is_empty && ["function_call", "tool_calls"].contains(&name.as_str()))
-    });
-    let has_calls = fields.contains_key("tool_calls");
+    let has_calls = fields.get("tool_calls").and_then(Value::as_array).is_some_and(|calls| !calls.is_empty());
     let is_empty = fields.get("content").is_none_or(Value::is_null);
     if is_empty && !has_calls && role != "user" && role != "system" && role != "developer" {
         let refusal = fields.get("refusal").filter(|refusal| refusal.is_string()).cloned();

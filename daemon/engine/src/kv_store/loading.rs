@@ -65,7 +65,10 @@ impl Loading {
     }
 
     fn begin(&mut self, order: &StoreOrder, shape: &Shape) -> bool {
-        let StoreOrder::Load { load, tokens, first_block, blocks, windowed, state } = order else { return false };
+        let (StoreOrder::Load { load, tokens, first_block, blocks, state, .. }, Some(wanted)) = (order, order.wanted())
+        else {
+            return false;
+        };
         let ((texts, []), first) = (tokens.as_chunks(), *first_block as usize) else { return false };
         let is_new = self.list.iter().all(|known| known.load < *load);
         if !is_new || first >= texts.len() || texts.len() > blocks.len() || shape.has_states != state.is_some() {
@@ -85,11 +88,9 @@ impl Loading {
         let read = Read { load: *load, labels: labels.split_off(first), is_ended: Arc::clone(&is_ended) };
         // Each slot has one load at a time, so there is room.
         let status = LoadStatus { is_over: self.reads.try_send(read).is_err(), ..LoadStatus::NOTHING };
-        // Those before the first wanted one are cached: other sequences read them.
-        let before = windowed.0 as usize;
-        let wanted = windowed.1.get(first.saturating_sub(before)..).unwrap_or_default().to_vec();
-        let windowed = (before.saturating_sub(first), wanted);
-        let blocks = blocks[first..texts.len()].to_vec();
+        let (before, windowed) = wanted.windowed;
+        let windowed = (before, windowed.to_vec());
+        let blocks = wanted.whole[..texts.len() - first].to_vec();
         self.list.push(Load { load: *load, blocks, windowed, state: *state, status, is_ended });
         true
     }

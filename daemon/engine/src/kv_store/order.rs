@@ -35,6 +35,27 @@ pub enum StoreOrder {
     },
 }
 
+/// The blocks of a sequence into which a load reads: those behind the cached ones, which other sequences may read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct WantedBlocks<'a> {
+    pub(super) whole: &'a [u32],
+    /// In layers with a window, behind the number of wanted ones before the first of them.
+    pub(super) windowed: (usize, &'a [u32]),
+}
+
+impl StoreOrder {
+    /// The blocks that are read; `None` if the order is no load.
+    pub(super) fn wanted(&self) -> Option<WantedBlocks<'_>> {
+        let Self::Load { first_block, blocks, windowed: (before, windowed), .. } = self else { return None };
+        let (first, before) = (*first_block as usize, *before as usize);
+        let cached = first.saturating_sub(before);
+        Some(WantedBlocks {
+            whole: blocks.get(first..).unwrap_or_default(),
+            windowed: (before.saturating_sub(first), windowed.get(cached..).unwrap_or_default()),
+        })
+    }
+}
+
 /// Status of a load on one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoadStatus {
@@ -58,5 +79,26 @@ impl LoadStatus {
             is_complete: self.is_complete && other.is_complete,
             is_over: self.is_over && other.is_over,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cached_blocks_are_not_read_into() {
+        let wanted = |first_block, before| {
+            let (load, tokens, blocks) = (LoadId(1), Vec::new(), vec![0, 1, 2, 3]);
+            let order =
+                StoreOrder::Load { load, tokens, first_block, blocks, windowed: (before, vec![7, 8]), state: None };
+            let WantedBlocks { whole, windowed: (skipped, windowed) } = order.wanted().expect("it is a load");
+            (whole.to_vec(), skipped, windowed.to_vec())
+        };
+        assert_eq!(wanted(0, 0), (vec![0, 1, 2, 3], 0, vec![7, 8]));
+        assert_eq!(wanted(1, 0), (vec![1, 2, 3], 0, vec![8]));
+        assert_eq!(wanted(1, 2), (vec![1, 2, 3], 1, vec![7, 8]));
+        assert_eq!(wanted(9, 0), (vec![], 0, vec![]));
+        assert_eq!(StoreOrder::End { load: LoadId(1) }.wanted(), None);
     }
 }

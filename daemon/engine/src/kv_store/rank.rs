@@ -75,11 +75,8 @@ impl KvStore {
     pub fn execute(&mut self, order: &StoreOrder) -> bool {
         // A rank without a store has nothing.
         let Some(store) = &mut self.0 else { return true };
-        if let StoreOrder::Load { first_block, blocks, windowed: (before, windowed), .. } = order {
-            // Those before the first wanted block are cached ones.
-            let cached = [*first_block as usize, first_block.saturating_sub(*before) as usize];
-            let whole = blocks.get(cached[0]..).unwrap_or_default();
-            store.saving.forget(whole, windowed.get(cached[1]..).unwrap_or_default());
+        if let Some(wanted) = order.wanted() {
+            store.saving.forget(wanted.whole, wanted.windowed.1);
         }
         store.loading.execute(order, &store.shape)
     }

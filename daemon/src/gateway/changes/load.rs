@@ -90,7 +90,7 @@ impl Gateway {
 
     async fn load_for_request(&self, asked: &str, client: &oneshot::Sender<()>) -> Result<ServedModel, ApiError> {
         let _turn = self.loads.turn.lock().await;
-        // Its client has left.
+        // Its client has left, and does not get the error.
         if client.is_closed() {
             return Err(ApiError::shutting_down());
         }

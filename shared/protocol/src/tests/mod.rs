@@ -46,8 +46,14 @@ fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/wire-4")
 }
 
-/// A message for each variant of a type's outermost enum, as a peer of this version writes it.
-fn samples_of<T: Serialize + DeserializeOwned>(version: u16, name: &str, enums: &mut Enums) -> Vec<Sample> {
+/// A message for each variant of a type's outermost enum, as a peer of this version writes it; in further rounds with other
+/// variants inside.
+fn samples_of<T: Serialize + DeserializeOwned>(
+    version: u16,
+    name: &str,
+    rounds: u32,
+    enums: &mut Enums,
+) -> Vec<Sample> {
     let mut samples = Vec::new();
     let mut count = 1;
     while samples.len() < count as usize {
@@ -56,7 +62,7 @@ fn samples_of<T: Serialize + DeserializeOwned>(version: u16, name: &str, enums: 
             &|name: &str| VARIANTS_4.iter().find(|(known, _)| version == 4 && *known == name).map(|(_, count)| *count);
         let mut sampler = Sampler { known, number, outermost: None, count: 0, enums };
         let value = speaking(version, || T::deserialize(&mut sampler)).expect("every message type can be made");
-        count = sampler.outermost.unwrap_or(1);
+        count = rounds * sampler.outermost.unwrap_or(1);
         let bytes = speaking(version, || encode(&value));
         let again: T = speaking(version, || decode(&bytes)).unwrap_or_else(|error| panic!("{name} {number}: {error}"));
         let again = speaking(version, || encode(&again));
@@ -68,7 +74,7 @@ fn samples_of<T: Serialize + DeserializeOwned>(version: u16, name: &str, enums: 
 fn samples(version: u16) -> (Vec<Sample>, Enums) {
     let (mut samples, mut enums) = (Vec::new(), Enums::new());
     macro_rules! add {
-        ($($kind:ident),*) => { $(samples.extend(samples_of::<$kind>(version, stringify!($kind), &mut enums));)* };
+        ($($kind:ident),*) => { $(samples.extend(samples_of::<$kind>(version, stringify!($kind), 1, &mut enums));)* };
     }
     // Every message type after the preambles, and every enum within.
     add!(
@@ -178,7 +184,7 @@ fn newer_fault_reaches_version_4_as_a_general_fault() {
     let known = VARIANTS_4.iter().find(|(name, _)| *name == "FaultKind").expect("faults travel").1 as usize;
     let mut enums = Enums::new();
     // Faults as this version has them, one of each kind.
-    let faults: Vec<Fault> = samples_of::<Fault>(WIRE_HIGHEST, "Fault", &mut enums)
+    let faults: Vec<Fault> = samples_of::<Fault>(WIRE_HIGHEST, "Fault", 1, &mut enums)
         .iter()
         .map(|sample| decode(&sample.bytes).expect("it was encoded so"))
         .collect();

@@ -257,7 +257,7 @@ fn read_message(index: usize, message: Value, customs: Customs) -> Result<Value,
     if role == "developer" {
         *role = "system".into();
     }
-    // Templates ask only whether there is a list.
+    // Libraries write null or an empty list, and templates ask only whether there is a list.
     message.retain(|name, value| {
         name != "tool_calls" || !(value.is_null() || value.as_array().is_some_and(Vec::is_empty))
     });

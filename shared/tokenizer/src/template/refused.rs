@@ -37,9 +37,9 @@ impl Change {
             LaterSystems => {
                 let begin = messages.iter().take_while(|message| is_of(message, "system")).count();
                 if begin > 1 {
-                    let first: Vec<&str> = messages[..begin].iter().map(text).collect();
-                    let first = json!({"role": "system", "content": first.join("\n\n")});
-                    messages.splice(..begin, [first]);
+                    let texts: Vec<&str> = messages[..begin].iter().map(text).collect();
+                    messages[0]["content"] = texts.join("\n\n").into();
+                    messages.drain(1..begin);
                 }
                 fold_systems(messages, 1);
             }
@@ -177,6 +177,9 @@ mod tests {
         check(LaterSystems, &json!([system, user, later, answer]), &json!([system, message("user", "a\n\nT"), answer]));
         check(LaterSystems, &json!([user, answer, later]), &json!([user, answer, message("user", "T")]));
         check(LaterSystems, &json!([system, user]), &json!([system, user]));
+        let [with_tools, joined] =
+            ["S", "S\n\nT"].map(|text| json!({"role": "system", "content": text, "tools": "[]"}));
+        check(LaterSystems, &json!([with_tools, later, user]), &json!([joined, user]));
         check(AllSystems, &json!([system, later, user]), &json!([message("user", "S\n\nT\n\na")]));
         check(AllSystems, &json!([system]), &json!([message("user", "S")]));
     }
