@@ -23,9 +23,13 @@ use crate::{
 const VERSIONS: [(u16, u32); 3] = [(WIRE_LOWEST, 1), (WIRE_LOWEST + 6, 1), (WIRE_HIGHEST, 4)];
 
 fn seeds_of<T: Serialize + DeserializeOwned>(name: &str) -> String {
-    let of = |version, rounds| samples_of::<T>(version, name, rounds, &mut Enums::new());
-    let samples = VERSIONS.iter().flat_map(|one| of(one.0, one.1).into_iter().map(move |sample| (one.0, sample)));
-    samples.map(|sample| line(name, sample.0, &sample.1.bytes)).collect()
+    let mut seeds = String::new();
+    for (version, rounds) in VERSIONS {
+        for sample in samples_of::<T>(version, name, rounds, &mut Enums::new()) {
+            seeds += &line(name, version, &sample.bytes);
+        }
+    }
+    seeds
 }
 
 fn line(name: &str, version: u16, bytes: &[u8]) -> String {
