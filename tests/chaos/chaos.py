@@ -23,7 +23,6 @@ import datetime
 import os
 import random
 import re
-import subprocess
 import sys
 import time
 
@@ -34,15 +33,14 @@ import bramble
 import client
 import faults
 import harm
+import models
 import records
-import streams
 from traffic import Traffic
 
-BARD = os.path.join(bramble.ROOT, "packaging", "demo", "bard-q8_0.gguf")
 # The load of other programs on this machine must not count as a fault of a node.
 HEALTH = os.path.join(bramble.ROOT, "daemon", "src", "health", "fixtures", "pi5")
 LINKS = ("none", "encrypted", "authenticated", "plain")
-# A member that is away or slow is excluded soon; the texts of a chain do not depend on the ranks that compute them.
+# A member that is away or slow is excluded soon; the texts of `llama` do not depend on the ranks that compute them.
 MOVING = "exclude_after_ms = 3000\nexclude_slow_ms = 0\n"
 SLOW = "exclude_after_ms = 0\nexclude_slow_ms = 3000\nretry_slow_ms = 2000\nsilent_ms = 30000\nstall_ms = 60000\n"
 STEADY = "exclude_after_ms = 0\nexclude_slow_ms = 0\n"
@@ -69,32 +67,12 @@ CASES = [
     Case("pp3", "pp3-tp1", harm.STEADY),
     Case("hybrid", "tp2", harm.STEADY, model="qwen35"),
     Case("state space", "pp2-tp1", harm.STEADY, model="granitehybrid"),
-    Case("tp3, votes", "tp3", harm.MOVING, MOVING, "chain", ["pp3", "dp3"]),
-    Case("dp2-tp2, votes", "dp2-tp2", harm.MOVING, MOVING, "chain", ["tp4", "pp2-tp2", "pp4"]),
-    Case("tp2, witness", "tp2", {**harm.MOVING, "fight": 1}, MOVING, "chain", ["pp2", "dp2"], witness=True),
+    Case("tp3, votes", "tp3", harm.MOVING, MOVING, "llama", ["pp3", "dp3"]),
+    Case("dp2-tp2, votes", "dp2-tp2", harm.MOVING, MOVING, "llama", ["tp4", "pp2-tp2", "pp4"]),
+    Case("tp2, witness", "tp2", {**harm.MOVING, "fight": 1}, MOVING, "llama", ["pp2", "dp2"], witness=True),
     # The time until a straggler is tried again doubles each time.
-    Case("tp3, breaker", "tp3", harm.SLOW, SLOW, "chain", most=3),
+    Case("tp3, breaker", "tp3", harm.SLOW, SLOW, "llama", most=3),
 ]
-
-
-def can_make(name):
-    """Whether the program that makes a model is built."""
-    return name == "bard" or os.path.exists(os.path.join(bramble.RELEASE, "make_model" if name == "chain" else "family"))
-
-
-def model(name):
-    """Path of a tiny model. The weights of all but the demo model are random; `chain` continues every text with the same
-    token on any layout."""
-    if name == "bard":
-        return BARD
-    folder = os.path.join(bramble.ROOT, "target", "chaos", name)
-    if name == "chain":
-        return bramble.model("tinyllama-1.1b", "q8_0", folder, 1024, options=["--layers", "4", "--embedding", "256", "--chain", "7"])
-    path = os.path.join(folder, f"{name}-ordinary-q8_0.gguf")
-    if not os.path.exists(path):
-        os.makedirs(folder, exist_ok=True)
-        subprocess.run([bramble.program("family"), "make", folder, "--only", f"{name}-ordinary"], check=True, stdout=subprocess.DEVNULL)
-    return path
 
 
 class Chaos(faults.Campaign):
@@ -102,7 +80,7 @@ class Chaos(faults.Campaign):
 
     def __init__(self, case, links, arguments, results):
         super().__init__(case.layout, arguments)
-        self.case, self.links, self.results, self.model = case, links, results, model(case.model)
+        self.case, self.links, self.results, self.model = case, links, results, models.path(case.model)
 
     def start(self, network, cluster):
         """Members, and one node in front; with a witness, another one that holds no shard."""
@@ -124,7 +102,8 @@ class Chaos(faults.Campaign):
 
     def traffic(self, doors, seed):
         count = len(self.members)
-        return Traffic(self.case.model == "bard", doors, os.path.basename(self.model), count, list(range(count)), self.arguments.streams, seed, "prefill" in self.layout, self.tell)
+        moves = self.case.settings != STEADY
+        return Traffic(self.case.model == "bard", moves, doors, os.path.basename(self.model), count, list(range(count)), self.arguments.streams, seed, "prefill" in self.layout, self.tell)
 
     def breaker(self, seed):
         return harm.Harm(self.bed, self.arguments.hold, self.network, self.members, self.front, seed, self.streams.downs, self.tell)
@@ -196,7 +175,7 @@ def pairs_of(arguments):
     for case in CASES:
         if case.name not in arguments.cases:
             continue
-        if can_make(case.model):
+        if models.can_make(case.model):
             found += [(case, links) for links in arguments.links if kinds_of(case, links, arguments)]
         else:
             print(f"SKIPPED {case.name}: the programs of the tests are not built: cargo build --release --locked --workspace", flush=True)

@@ -204,10 +204,11 @@ class Streams:
         await asyncio.gather(*(self.lane(lane) for lane in range(self.count)))
 
 
-def first_tie(logprobs):
-    """The offset in the text of the first token that is not clearly the best; beyond the end if there is none."""
+def first_tie(logprobs, tie=bramble.TIE):
+    """The offset in the text of the first token that is not clearly the best; beyond the end if there is none. `tie`:
+    log probabilities that are closer than this may swap."""
     for offset, best in zip(logprobs["text_offset"], logprobs["top_logprobs"]):
         values = sorted(best.values(), reverse=True)
-        if len(values) > 1 and values[0] - values[1] < bramble.TIE:
+        if len(values) > 1 and values[0] - values[1] < tie:
             return offset - logprobs["text_offset"][0]
     return sum(len(token) for token in logprobs["tokens"])

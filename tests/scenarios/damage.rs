@@ -1,5 +1,6 @@
 //! Links without a key that flip bits: no wrong tokens, and a damaged frame is treated as a lost link.
 use harness::{
+    deep_models::assert_varied,
     faults::{Rig, error_code, ids},
     http::{beside, get, post},
     programs::{finish, wait_until},
@@ -21,24 +22,26 @@ const LOST: &[&str] = &[
 #[test]
 fn damaged_bytes_give_no_wrong_token_and_no_internal_fault() {
     let mut rig = Rig::new(Layout::tensor_parallel(3), "heartbeat_ms = 50\nsilent_ms = 5000\n");
-    let (expected, _) = rig.works("60");
+    let expected = [0, 1].map(|prompt| rig.works(prompt, "60").0);
+    expected.iter().for_each(|ids| assert_varied(ids));
     let mut lost = 0;
     for round in 0..6 {
+        let (prompt, next) = (round % 2, (round + 1) % 2);
         let before = rig.cluster.status(0)["tokens"].as_u64();
-        let child = rig.start("60", true);
+        let child = rig.start(prompt, "60", true);
         wait_until("tokens arrive", || rig.cluster.status(0)["tokens"].as_u64() > before);
         rig.damage(round % 3, Some(3_001 + 5_003 * round));
         let ended = finish(child);
         if ended.code == Some(0) {
-            assert_eq!(ids(&ended.json()), expected, "round {round}: wrong tokens");
+            assert_eq!(ids(&ended.json()), expected[prompt], "round {round}: wrong tokens");
         } else {
             let code = error_code(&ended);
             assert!(LOST.contains(&code.as_str()), "round {round}: {code} {}", ended.err);
             lost += 1;
         }
         rig.mend();
-        let (found, _) = rig.works("8");
-        assert_eq!(found, expected[..found.len()], "wrong tokens in the next request");
+        let (found, _) = rig.works(next, "8");
+        assert_eq!(found, expected[next][..found.len()], "wrong tokens in the next request");
     }
     assert!(lost > 0, "no request was affected by the damage");
 }
@@ -46,7 +49,7 @@ fn damaged_bytes_give_no_wrong_token_and_no_internal_fault() {
 #[test]
 fn answer_survives_a_damaged_link() {
     let rig = Rig::new(Layout::tensor_parallel(2), "recover = true\nsilent_ms = 30000\nstall_ms = 60000\n");
-    rig.works("4");
+    rig.works(0, "4");
     let address = beside(&rig.cluster.addresses[0]);
     wait_until("the gateway has the topology", || get(&address, "/health").status == 200);
     let body = json!({"prompt": "abab", "max_tokens": 200, "temperature": 0.9, "seed": 5});

@@ -1,5 +1,5 @@
 //! Draft models change no answer: not at any temperature, on any number of ranks, or in batches.
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use gguf::GgufFile;
 use harness::{
@@ -7,7 +7,7 @@ use harness::{
     engines::{Answer, Replica},
     families,
     greedy::{ids, request, request_among},
-    http::{beside, post},
+    http::{beside, post, with_fields},
     programs::{Cluster, folder_with, wait_until},
     tiny_model::{Architecture, TinyModel},
 };
@@ -64,6 +64,27 @@ fn counts(answers: &[Vec<Answer>]) -> (u32, u32) {
     times.fold((0, 0), |sum, times| (sum.0 + times.drafted_tokens, sum.1 + times.accepted_tokens))
 }
 
+/// A request for `count` of the tokens in `among`. None of them occurs twice before all have occurred: only a draft
+/// model can propose tokens, prompt lookup finds nothing.
+fn unrepeated(among: &Range<usize>, count: usize, vocabulary: usize) -> Generate {
+    let mut generate = request_among((3..23).collect(), count, among, vocabulary);
+    // Tokens that have occurred stay ahead of those outside of `among`.
+    (generate.sampling.presence_penalty, generate.sampling.penalty_last_n) = (1e6, 1024);
+    generate
+}
+
+/// Checks that a draft model proposes in two answers, each of new engines: no draft step is measured before their first
+/// proposals, which therefore depend on no times. Of three tokens one is left when the third is proposed: it must be
+/// accepted. Among 200 tokens, models that differ do not choose alike several times in a row.
+#[track_caller]
+fn assert_proposes(answers: impl Fn(&[Vec<Generate>]) -> Vec<Vec<Answer>>, vocabulary: usize, of: &str) {
+    // The fourth token leaves room for a proposal before it.
+    let (proposed, accepted) = counts(&answers(&[vec![unrepeated(&(40..43), 4, vocabulary)]]));
+    assert_eq!((proposed, accepted), (1, 1), "{of}: proposed and accepted tokens without an alternative");
+    let (proposed, accepted) = counts(&answers(&[vec![unrepeated(&(40..240), 30, vocabulary)]]));
+    assert!(accepted < proposed, "{of}: {accepted} of {proposed} tokens among 200 were accepted");
+}
+
 #[track_caller]
 fn assert_same(expected: &[Vec<Answer>], found: &[Vec<Answer>], of: &str) {
     let ids = |answers: &[Vec<Answer>]| -> Vec<Vec<u32>> {
@@ -101,34 +122,39 @@ fn random_drafts_propose_what_the_target_samples_with_the_same_noise() {
     for temperature in [0.0, 0.8] {
         let replica = Replica { slots: 4, ..Replica::of(2) };
         let plain = Replica { is_plain: true, ..replica }.answers(&target, &batches(temperature));
+        let mut alone = [vec![unrepeated(&(40..VOCABULARY), 30, VOCABULARY)]];
+        (alone[0][0].sampling.temperature, alone[0][0].sampling.seed) = (temperature, 7);
+        assert_eq!(counts(&replica.answers(&target, &alone)), (0, 0), "prompt lookup proposes");
         for (draft, agrees) in [(&same, true), (&other, false)] {
+            let of = format!("temperature {temperature}, same model: {agrees}");
             let drafted = replica.answers_drafted(&target, draft, &batches(temperature));
-            assert_same(&plain, &drafted, &format!("temperature {temperature}, same model: {agrees}"));
-            let (proposed, accepted) = counts(&drafted);
-            println!("temperature {temperature}, same model: {agrees}: {accepted} of {proposed} were accepted");
+            assert_same(&plain, &drafted, &of);
+            let (proposed, accepted) = counts(&replica.answers_drafted(&target, draft, &alone));
+            assert!(proposed > 0 && (accepted == proposed) == agrees, "{of}: {accepted} of {proposed} were accepted");
         }
     }
 }
 
 #[test]
 fn targets_with_states_and_windows_take_drafts() {
-    const AMONG: std::ops::Range<usize> = 40..44;
+    const AMONG: Range<usize> = 40..44;
     for (name, target) in families::files(&["qwen35-", "gemma3-", "gpt-oss"]) {
         let vocabulary = models::read(&target).expect("the model is valid").vocabulary_length;
         let request = |prompt: Vec<u32>, count: usize| request_among(prompt, count, &AMONG, vocabulary);
-        let draft = TinyModel { vocabulary_length: vocabulary, context_length: 1024, ..small(3) };
+        let draft = file(&TinyModel { vocabulary_length: vocabulary, context_length: 1024, ..small(3) });
         let replica = Replica { slots: 3, blocks: 80, context_length: 500, ..Replica::of(2) };
         let batches = vec![vec![request(ids(1, 48), 60), request(ids(2, 20), 40)]];
         let plain = Replica { is_plain: true, ..replica }.answers(&target, &batches);
-        let drafted = replica.answers_drafted(&target, &file(&draft), &batches);
+        let drafted = replica.answers_drafted(&target, &draft, &batches);
         assert_same(&plain, &drafted, &name);
+        assert_proposes(|batches| replica.answers_drafted(&target, &draft, batches), vocabulary, &name);
     }
 }
 
 #[test]
 fn predictors_change_no_answer_on_any_number_of_ranks() {
     // Few ids: a predictor with random weights is sometimes right.
-    const AMONG: std::ops::Range<usize> = 40..43;
+    const AMONG: Range<usize> = 40..43;
     let mut all_accepted = 0;
     for (name, target) in families::files(&["qwen35+predictor-", "qwen35moe+predictor-ordinary"]) {
         let vocabulary = models::read(&target).expect("the model is valid").vocabulary_length;
@@ -144,12 +170,13 @@ fn predictors_change_no_answer_on_any_number_of_ranks() {
             let predicted = replica.answers_predicted(&target, &batches);
             assert_same(&plain, &predicted, &of);
             let (proposed, accepted) = counts(&predicted);
-            // How many depends on measured times.
+            // How many depends on measured times, and some of them are prompt lookup's.
             println!("{of}: {accepted} of {proposed} were accepted");
             all_accepted += accepted;
+            assert_proposes(|batches| replica.answers_predicted(&target, batches), vocabulary, &of);
         }
     }
-    assert!(all_accepted > 0, "no token of a predictor was accepted");
+    assert!(all_accepted > 0, "no speculative token was accepted");
 }
 
 #[test]
@@ -177,11 +204,12 @@ fn daemons_run_the_predictor_of_a_file() {
     let cluster = Cluster::with(2, folder.path(), "");
     let run = |model: &'static str| ["--model", model, "--prompt", "ab", "--max-tokens", "2"];
     cluster.generate(2, &run("with.gguf")).completion();
+    assert_eq!(without_alternative(&cluster), (0, 0), "prompt lookup proposes");
     let (plain, _) = completions(&cluster, &json!("ab"));
     cluster.generate(2, &[&run("with.gguf")[..], &["--draft", "mtp"]].concat()).completion();
-    let (drafted, accepted) = completions(&cluster, &json!("ab"));
+    assert_eq!(without_alternative(&cluster), (1, 1), "the predictor proposes the only token that is left");
+    let (drafted, _) = completions(&cluster, &json!("ab"));
     assert_eq!(plain, drafted);
-    assert!(accepted > 0, "{accepted} were accepted");
     let shown = cluster.console(&["topology", "show", "--nodes", &cluster.nodes()]);
     assert!(shown.out.contains("draft = \"mtp\""), "{}", shown.out);
     let refused = cluster.generate(2, &[&run("without.gguf")[..], &["--draft", "mtp"]].concat());
@@ -202,6 +230,21 @@ fn completions(cluster: &Cluster, prompt: &Value) -> ([String; 2], u64) {
     (answers.map(|answer| answer["choices"][0]["text"].as_str().expect("a text").to_owned()), accepted)
 }
 
+/// Speculative tokens of an answer, and how many of them were accepted. Its first two tokens are the same two in either
+/// order: the second has no alternative. Prompt lookup cannot propose it; a draft model of which no step is measured
+/// does.
+fn without_alternative(cluster: &Cluster) -> (u64, u64) {
+    let address = beside(&cluster.addresses[0]);
+    let body = json!({"prompt": [5, 6, 7], "max_tokens": 2, "ignore_eos": true});
+    // Nothing is proposed before a step is measured. An answer of two tokens has no room for proposals.
+    post(&address, "/v1/completions", &body).good();
+    let bias = json!({"280": 100.0, "281": 100.0});
+    let more = json!({"max_tokens": 3, "temperature": 0.0, "logit_bias": bias, "repeat_penalty": 100.0});
+    let answer = post(&address, "/v1/completions", &with_fields(body, more)).good();
+    let count = |name: &str| answer["timings"][name].as_u64().expect("a number of tokens");
+    (count("draft_n"), count("draft_n_accepted"))
+}
+
 #[test]
 fn daemons_run_a_draft_model_also_after_a_restart() {
     let chain = Chain { seed: 5, agreement: 1.0 };
@@ -217,12 +260,14 @@ fn daemons_run_a_draft_model_also_after_a_restart() {
     cluster.generate(2, &run).completion();
     // Tokens of the chain, which does not come back to one within an answer: nothing but the draft model can propose the next.
     let prompt = json!([310, 402]);
+    assert_eq!(without_alternative(&cluster), (0, 0), "prompt lookup proposes");
     let (plain, _) = completions(&cluster, &prompt);
     let refused = cluster.generate(2, &[&run[..], &["--draft", "other.gguf", "--topology", "tp2"]].concat());
     refused.assert_error(4, "topology_invalid", &["other.gguf cannot draft for target.gguf", "400 tokens"]);
     let pipeline = cluster.generate(2, &[&run[..], &["--draft", "draft.gguf", "--topology", "pp2"]].concat());
     pipeline.assert_error(4, "topology_invalid", &["a draft model needs a topology of one stage"]);
     cluster.generate(2, &[&run[..], &["--draft", "draft.gguf"]].concat()).completion();
+    assert_eq!(without_alternative(&cluster), (1, 1), "the draft model proposes the only token that is left");
     let (drafted, accepted) = completions(&cluster, &prompt);
     assert_eq!(plain, drafted);
     assert!(accepted > 0, "{accepted} were accepted");
@@ -235,6 +280,7 @@ fn daemons_run_a_draft_model_also_after_a_restart() {
     });
     let shown = cluster.console(&["topology", "show", "--nodes", &cluster.nodes()]);
     assert!(shown.out.contains("draft = \"draft.gguf\""), "{}", shown.out);
+    assert_eq!(without_alternative(&cluster), (1, 1), "the draft model of the new engine proposes");
     let (again, accepted) = completions(&cluster, &prompt);
     assert_eq!(again, plain);
     assert!(accepted > 0, "{accepted} were accepted");

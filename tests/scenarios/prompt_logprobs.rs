@@ -5,6 +5,7 @@ use common::sampling::SamplingParameters;
 use gguf::{BlockFormat, GgufFile};
 use harness::{
     engines::Replica,
+    greedy::log_softmax,
     http::{beside, get, post},
     oracle::Oracle,
     programs::{Cluster, demo_models, wait_until},
@@ -108,13 +109,6 @@ fn echo_takes_texts_ids_and_lists_with_and_without_an_answer() {
     let refused =
         post(&address, "/v1/completions", &json!({"prompt": text, "echo": true, "logprobs": 1, "stream": true}));
     refused.assert_error(400, "invalid_value", "stream");
-}
-
-/// Natural-log probabilities of logits.
-fn log_softmax(logits: &[f32]) -> Vec<f64> {
-    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits.iter().map(|logit| (f64::from(*logit) - f64::from(largest)).exp()).sum();
-    logits.iter().map(|logit| f64::from(*logit) - f64::from(largest) - sum.ln()).collect()
 }
 
 #[test]

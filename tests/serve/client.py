@@ -7,6 +7,8 @@ import sys
 import time
 
 PORT = 9980
+# A varied text has at least so many different parts of this length; repeated tokens have fewer.
+VARIED_PARTS, VARIED_CHARACTERS = 14, 3
 
 
 def place(daemon):
@@ -133,6 +135,15 @@ async def until_healthy(hosts):
             if (await ask(host, "GET", "/health")).status == 200:
                 break
             await asyncio.sleep(0.1)
+
+
+def assert_varied(texts):
+    """Ends the script if more than a quarter of these texts of at least 30 tokens repeat a token or two: a comparison with
+    them would hide wrong keys and values."""
+    counts = [len({text[at:at + VARIED_CHARACTERS] for at in range(len(text))}) for text in texts]
+    dull = [text for text, count in zip(texts, counts) if count < VARIED_PARTS]
+    if not texts or 4 * len(dull) > len(texts):
+        sys.exit(f"{len(dull)} of {len(texts)} texts are too monotonous to compare others with: {dull[:3]}")
 
 
 def size(path):

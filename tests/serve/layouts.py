@@ -4,9 +4,9 @@ the one that the same layout gives to the request alone.
 
 usage: tests/serve/layouts.py [--topologies tp1,pp2,..] [--requests 1000] [--at-a-time 8] [--seed 1] [--short] [--model FILE --ids 259-295] [--programs DIR]
 
-Prompts have 1 to 400 tokens, answers 1 to 64. --short (for .ci/run): 150 requests on four layouts. --model:
-another model than the demo's, with the ids of its words. --programs: other ones than those of target/release. Exit code 1
-if a request failed or an answer differs.
+Prompts have 1 to 400 tokens, answers 1 to 64. --short (for .ci/run): 150 requests on four layouts. --model: another model
+than the demo's, with the ids of its words. --programs: other ones than those of target/release. Exit code 1 if a request
+failed, an answer differs, or most of the long answers repeat a token or two.
 
 cargo build --release --locked --workspace
 """
@@ -25,6 +25,8 @@ MODEL = os.path.join(bramble.ROOT, "packaging", "demo", "bard-q8_0.gguf")
 ALL = "tp1,tp3,tp4,pp2,pp3,pp4,pp2-tp2,pp2-tp4,dp2-pp2,dp2-tp2,dp2-tp4,prefill:tp1+decode:tp1"
 SHORT = "pp2,pp4,dp2-tp2,prefill:tp1+decode:tp1"
 PROMPT_TOKENS, ANSWER_TOKENS, WISHES = 400, 64, 100
+# Tokens of an answer whose variety is checked.
+VARIED_TOKENS = 30
 # Ids of whole words; special tokens have lower ids.
 IDS = "300-900"
 
@@ -47,12 +49,14 @@ def wishes(chance, ids):
 
 
 async def ask(host, model, wish):
+    """The text of an answer and its number of tokens."""
     prompt, tokens = wish
     body = {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
     answer = await client.ask(host, "POST", "/v1/completions", body)
     if answer.status != 200 or answer.error:
         raise Lost(f"status {answer.status}, {answer.error or answer.body[:200]}")
-    return answer.json()["choices"][0]["text"]
+    whole = answer.json()
+    return whole["choices"][0]["text"], whole["usage"]["completion_tokens"]
 
 
 class Lost(Exception):
@@ -66,18 +70,19 @@ async def load(hosts, arguments):
     model = os.path.basename(arguments.model)
     all_wishes = wishes(chance, range(first, end))
     alone = [await ask(hosts[0], model, wish) for wish in all_wishes]
+    client.assert_varied([text for text, tokens in alone if tokens >= VARIED_TOKENS])
     failed, differ, numbers = [], [], iter(range(arguments.requests))
 
     async def lane():
         for number in numbers:
             index = chance.randrange(len(all_wishes))
             try:
-                text = await ask(chance.choice(hosts), model, all_wishes[index])
+                found = await ask(chance.choice(hosts), model, all_wishes[index])
             except (Lost, OSError) as error:
                 failed.append(f"request {number}: {error}")
                 continue
-            if text != alone[index]:
-                differ.append(f"request {number}: {text!r}, alone {alone[index]!r}")
+            if found != alone[index]:
+                differ.append(f"request {number}: {found!r}, alone {alone[index]!r}")
 
     await asyncio.gather(*(lane() for _ in range(arguments.at_a_time)))
     return failed, differ

@@ -14,14 +14,16 @@ use tempfile::TempDir;
 use topology::Layout;
 
 use crate::{
-    deep_models::{deep_hybrid_models, deep_models},
+    deep_models::{assert_varied, deep_hybrid_models, deep_models},
     programs::{Cluster, DEEP, Ended, console, finish, spawn_console_with},
     proxy::Proxies,
     random::Random,
 };
 
-/// Letters of the prompt, enough for several prefill steps.
+/// Letters of a prompt, enough for several prefill steps.
 const PROMPT_LETTERS: usize = 200;
+/// Different prompts of disturbed requests.
+const PROMPTS: usize = 3;
 /// Tokens of a disturbed request.
 const TOKENS: &str = "60";
 /// Silence after which a peer is lost, in the runs of random faults.
@@ -57,9 +59,9 @@ impl Rig {
         self.layout.node_count()
     }
 
-    /// Starts a generation; the console assigns the topology first if none is running.
-    pub fn start(&self, tokens: &str, is_json: bool) -> Child {
-        let (nodes, prompt) = (self.proxies.addresses.join(","), "a".repeat(PROMPT_LETTERS));
+    /// Starts a generation from the prompt with this number; the console assigns the topology first if none is running.
+    pub fn start(&self, number: usize, tokens: &str, is_json: bool) -> Child {
+        let (nodes, prompt) = (self.proxies.addresses.join(","), prompt(number));
         let topology = self.layout.to_string();
         let fixed =
             ["generate", "--nodes", &nodes, "--model", DEEP, "--topology", &topology, "--temperature", "0", "--yes"];
@@ -86,14 +88,15 @@ impl Rig {
         }
     }
 
-    /// Generates until it works; returns the ids and how many requests were refused before.
+    /// Generates from the prompt with this number until it works; returns the ids and how many requests were refused
+    /// before.
     ///
     /// # Panics
     /// If it does not work in time, or an error has no code or no next step.
-    pub fn works(&self, tokens: &str) -> (Vec<u64>, usize) {
+    pub fn works(&self, number: usize, tokens: &str) -> (Vec<u64>, usize) {
         let begun = Instant::now();
         for refused in 0.. {
-            let ended = finish(self.start(tokens, true));
+            let ended = finish(self.start(number, tokens, true));
             if ended.code == Some(0) {
                 return (ids(&ended.json()), refused);
             }
@@ -104,6 +107,18 @@ impl Rig {
         unreachable!("the loop ends with a result or a panic")
     }
 
+    /// The answer that the undisturbed topology gives to the prompt with this number.
+    ///
+    /// # Panics
+    /// As [`Self::works`], or if the answer is so monotonous that it would hide wrong keys and values.
+    fn undisturbed(&self, number: usize) -> UndisturbedAnswer {
+        let (ids, _) = self.works(number, TOKENS);
+        assert_varied(&ids);
+        let text = finish(self.start(number, TOKENS, false)).out;
+        assert!(!text.is_empty(), "the model must generate text");
+        UndisturbedAnswer { ids, text }
+    }
+
     /// The state that a node reports, and its fault (empty if none); `None` if it does not answer.
     pub fn state(&self, index: usize) -> Option<(String, String)> {
         let ended = console(&["status", "--nodes", &self.cluster.addresses[index], "--json"]);
@@ -111,6 +126,19 @@ impl Rig {
         let text = |key: &str| status[key].as_str().unwrap_or_default().to_owned();
         Some((text("state"), text("fault")))
     }
+}
+
+/// A prompt of random letters, other ones for each number.
+fn prompt(number: usize) -> String {
+    let mut random = Random::new(number as u64);
+    (0..PROMPT_LETTERS).map(|_| char::from(b'a' + random.below(26) as u8)).collect()
+}
+
+/// An answer with which those of disturbed requests are compared.
+struct UndisturbedAnswer {
+    ids: Vec<u64>,
+    /// As the console prints it.
+    text: String,
 }
 
 /// The token ids of a completion.
@@ -219,44 +247,46 @@ const RIGHT: &str = "right";
 /// `tell` receives a line about each.
 ///
 /// # Panics
-/// If a request hangs, has a wrong token or ends without a typed error, or if the next request fails.
+/// If a request hangs, has a wrong token or ends without a typed error, if the next request fails, or if undisturbed
+/// answers are monotonous.
 pub fn strike_all(layout: Layout, is_hybrid: bool, count: usize, seed: u64, tell: &mut dyn FnMut(&str)) -> Endings {
     let mut random = Random::new(seed);
     let models = if is_hybrid { deep_hybrid_models() } else { deep_models() };
     let mut rig = Rig::with(models, layout, &format!("heartbeat_ms = 50\nsilent_ms = {SILENT_MS}\n"));
     let begun = Instant::now();
-    let (expected, _) = rig.works(TOKENS);
-    let text = finish(rig.start(TOKENS, false)).out;
+    let mut expected = vec![rig.undisturbed(0)];
     // The whole time from an assignment to the last token: the fault may fall on any moment of it.
     let span = begun.elapsed().as_millis() as usize / 2;
-    assert!(expected.len() > 8 && !text.is_empty(), "the model must generate text");
+    expected.extend((1..PROMPTS).map(|number| rig.undisturbed(number)));
     let mut endings = Endings::default();
     for number in 0..count {
         let (fault, node) = (FAULTS[random.below(FAULTS.len())], random.below(rig.node_count()));
         let (moment, is_json) = (random.below(span.max(1)), random.below(2) == 0);
         tell(&format!("{}: {fault:?} of pi{} after {moment} ms", number + 1, node + 1));
-        let mut child = rig.start(TOKENS, is_json);
+        let mut child = rig.start(number % PROMPTS, TOKENS, is_json);
         std::thread::sleep(Duration::from_millis(moment as u64));
         endings.struck += usize::from(child.try_wait().is_ok_and(|ended| ended.is_none()));
         fault.strike(&mut rig, node, &mut random);
         let struck = Instant::now();
         let ended = finish(child);
         endings.slowest = endings.slowest.max(struck.elapsed());
-        let ending = ending(&ended, is_json, &expected, &text);
+        let ending = ending(&ended, is_json, &expected[number % PROMPTS]);
         tell(&format!("   {ending}"));
         *endings.by_fault.entry(fault).or_default().entry(ending).or_default() += 1;
         rig.mend();
-        let (found, refused) = rig.works("8");
-        assert_eq!(found, expected[..found.len()], "wrong tokens in the next request");
+        let next = (number + 1) % PROMPTS;
+        let (found, refused) = rig.works(next, "8");
+        assert_eq!(found, expected[next].ids[..found.len()], "wrong tokens in the next request");
         endings.refused_max = endings.refused_max.max(refused);
     }
     endings
 }
 
 /// How a request ended: `RIGHT`, or the error's code (its exit code if the console printed the text as it arrived).
-fn ending(ended: &Ended, is_json: bool, expected: &[u64], text: &str) -> String {
+fn ending(ended: &Ended, is_json: bool, expected: &UndisturbedAnswer) -> String {
+    let (expected, text) = (&expected.ids, expected.text.as_str());
     if ended.code == Some(0) && is_json {
-        assert_eq!(ids(&ended.json()), expected, "wrong tokens");
+        assert_eq!(&ids(&ended.json()), expected, "wrong tokens");
         return RIGHT.into();
     }
     if is_json {

@@ -8,7 +8,7 @@ use protocol::message::{Generate, Prompt};
 use crate::ranks::{Run, run};
 
 /// The token that ends an answer, which is never chosen here.
-const END: usize = 2;
+pub const END: usize = 2;
 
 /// `count` ids chosen by a seed.
 pub fn ids(seed: u32, count: usize) -> Vec<u32> {
@@ -35,18 +35,19 @@ pub fn request_among(prompt: Vec<u32>, count: usize, among: &Range<usize>, vocab
 /// # Panics
 /// The model cannot be run.
 pub fn fresh(file: &Arc<GgufFile>, tokens: &[u32], first: usize) -> Vec<u32> {
-    fresh_among(file, tokens, first, |id| id != END)
+    let logits = run(file, tokens, &Run { kv: KvFormat::F16, ..Run::exact(1) }).logits;
+    logits[first..].iter().map(|logits| best_among(logits, |id| id != END)).collect()
 }
 
-/// The same among the tokens that `is_allowed` selects.
-///
-/// # Panics
-/// The model cannot be run.
-pub fn fresh_among(file: &Arc<GgufFile>, tokens: &[u32], first: usize, is_allowed: impl Fn(usize) -> bool) -> Vec<u32> {
-    let logits = run(file, tokens, &Run { kv: KvFormat::F16, ..Run::exact(1) }).logits;
-    let best = logits[first..].iter().map(|logits| {
-        let allowed = logits.iter().enumerate().filter(|(id, _)| is_allowed(*id));
-        allowed.max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(id, _)| id as u32)
-    });
-    best.collect()
+/// The token with the largest of these logits among those that `is_allowed` selects; 0 if there are none.
+pub fn best_among(logits: &[f32], is_allowed: impl Fn(usize) -> bool) -> u32 {
+    let allowed = logits.iter().enumerate().filter(|(id, _)| is_allowed(*id));
+    allowed.max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(id, _)| id as u32)
+}
+
+/// The natural logarithms of the probabilities that these logits give.
+pub fn log_softmax(logits: &[f32]) -> Vec<f64> {
+    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|logit| (f64::from(*logit) - f64::from(largest)).exp()).sum();
+    logits.iter().map(|logit| f64::from(*logit) - f64::from(largest) - sum.ln()).collect()
 }

@@ -1,18 +1,23 @@
 //! Checks every kernel table against the scalar one, and the scalar one against f64 arithmetic on the dequantised
 //! bytes.
+use std::fmt::Display;
+
 use gguf::BlockFormat;
 
 use super::*;
 
+/// A full panel of every table, and a part of another one.
+const ROWS: usize = 19;
+
 pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    pub(super) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         self.0 >> 33
     }
 
-    fn value(&mut self) -> f32 {
+    pub(super) fn value(&mut self) -> f32 {
         (self.next() as f32 / (1_u64 << 30) as f32 - 1.0) * 3.0
     }
 
@@ -30,6 +35,10 @@ impl Random {
             }
         }
         bytes
+    }
+
+    fn rows(&mut self, format: BlockFormat, blocks: usize, count: usize) -> Vec<Vec<u8>> {
+        (0..count).map(|_| self.row(format, blocks)).collect()
     }
 }
 
@@ -88,7 +97,7 @@ fn product(
 const TOLERANCE: f64 = 2e-5;
 
 #[track_caller]
-pub(super) fn assert_near(found: f64, exact: f64, scale: f64, what: &str) {
+pub(super) fn assert_near(found: f64, exact: f64, scale: f64, what: impl Display) {
     let error = (found - exact).abs() / scale.max(1e-30);
     assert!(error <= TOLERANCE, "{what}: {found} instead of {exact}, {error} of {scale}");
 }
@@ -110,22 +119,32 @@ fn as_multiplied(format: BlockFormat, x: &[f32]) -> Vec<f64> {
         .collect()
 }
 
-/// Compares the products of each table with f64 on dequantised weights and activations; `x` has the columns from `skip`
-/// on.
+/// Compares the products of each table, of all rows with all tokens, with f64 on dequantised weights and activations;
+/// `x` `[token, columns]` has the columns from block `skip` on.
 #[track_caller]
-fn check(format: BlockFormat, row: &[u8], skip: usize, x: &[f32]) {
-    let mut weights = vec![0.0; row.len() / format.block_bytes() * format.block_length()];
-    Kernels::SCALAR.dequantise_row(format, row, &mut weights);
-    let weights = &weights[skip * 32..][..x.len()];
-    let products: Vec<f64> =
-        weights.iter().zip(as_multiplied(format, x)).map(|(weight, x)| f64::from(*weight) * x).collect();
-    // Formats with minimums subtract two large sums, so errors are relative to the sum of magnitudes.
-    let scale: f64 = products.iter().map(|product| product.abs()).sum::<f64>()
-        + weights.iter().fold(0.0_f64, |most, weight| most.max(f64::from(weight.abs())));
+fn check(format: BlockFormat, rows: &[Vec<u8>], skip: usize, columns: usize, x: &[f32]) {
+    let tokens: Vec<Vec<f64>> = x.chunks(columns).map(|x| as_multiplied(format, x)).collect();
+    // `[row, token]`: a product, and the magnitude to which its error is relative: formats with minimums subtract two
+    // large sums.
+    let mut exact = Vec::new();
+    for row in rows {
+        let mut weights = vec![0.0; row.len() / format.block_bytes() * format.block_length()];
+        Kernels::SCALAR.dequantise_row(format, row, &mut weights);
+        let weights = &weights[skip * 32..][..columns];
+        let largest = weights.iter().fold(0.0_f64, |most, weight| most.max(f64::from(weight.abs())));
+        exact.extend(tokens.iter().map(|x| {
+            let products = weights.iter().zip(x).map(|(weight, x)| f64::from(*weight) * x);
+            products.fold((0.0, largest), |sums: (f64, f64), product| (sums.0 + product, sums.1 + product.abs()))
+        }));
+    }
     for table in Kernels::available() {
-        let found = product(&compute(table, 1), format, &[row.to_vec()], skip, x.len(), x);
-        let what = format!("{} {} columns {} skip {skip}", table.name, format.name(), x.len());
-        assert_near(f64::from(found[0]), products.iter().sum(), scale, &what);
+        let products = product(&compute(table, 1), format, rows, skip, columns, x);
+        let what = format!("{} {} {} rows, columns {columns} skip {skip}", table.name, format.name(), rows.len());
+        for (index, (exact, scale)) in exact.iter().enumerate() {
+            let (row, token) = (index / tokens.len(), index % tokens.len());
+            let found = f64::from(products[token * rows.len() + row]);
+            assert_near(found, *exact, *scale, format_args!("{what} row {row} token {token}"));
+        }
     }
 }
 
@@ -135,15 +154,16 @@ fn every_table_multiplies_every_format_correctly() {
     for format in BlockFormat::ALL {
         for columns in [32_usize, 64, 96, 256, 512, 768] {
             let blocks = columns.div_ceil(format.block_length());
-            for _ in 0..20 {
-                let row = random.row(format, blocks);
-                let x = random.values(blocks * format.block_length());
-                check(format, &row, 0, &x);
+            for (tokens, missing) in [(1, 0), (3, 5)] {
+                // A block of quantised activations may be shorter; floats have all columns of the matrix.
+                let missing = if format.is_quantised() { missing } else { 0 };
+                let columns = blocks * format.block_length() - missing;
+                check(format, &random.rows(format, blocks, ROWS), 0, columns, &random.values(tokens * columns));
             }
         }
-        let zeros = vec![0; 8 * format.block_bytes()];
-        check(format, &zeros, 0, &vec![1.0; 8 * format.block_length()]);
-        check(format, &random.row(format, 8), 0, &vec![0.0; 8 * format.block_length()]);
+        let (zeros, columns) = (vec![0; 8 * format.block_bytes()], 8 * format.block_length());
+        check(format, &vec![zeros; ROWS], 0, columns, &vec![1.0; columns]);
+        check(format, &random.rows(format, 8, ROWS), 0, columns, &vec![0.0; columns]);
     }
 }
 
@@ -153,8 +173,9 @@ fn only_columns_between_super_block_cuts_are_multiplied() {
     for format in BlockFormat::ALL.into_iter().filter(|format| format.block_length() == 256) {
         for skip in 0..8_usize {
             for length in 1..=20_usize {
-                let row = random.row(format, (skip + length).div_ceil(8));
-                check(format, &row, skip, &random.values(length * 32));
+                let (count, tokens) = (1 + (5 * skip + length) % 11, 1 + length % 2);
+                let rows = random.rows(format, (skip + length).div_ceil(8), count);
+                check(format, &rows, skip, length * 32, &random.values(tokens * length * 32));
             }
         }
     }
@@ -165,8 +186,7 @@ fn unquantised_rows_of_any_length_are_fully_multiplied() {
     let mut random = Random(3);
     for format in [BlockFormat::F32, BlockFormat::F16, BlockFormat::BF16] {
         for columns in [1, 7, 8, 9, 31, 33, 100] {
-            let row = random.row(format, columns);
-            check(format, &row, 0, &random.values(columns));
+            check(format, &random.rows(format, columns, ROWS), 0, columns, &random.values(3 * columns));
         }
     }
 }
@@ -176,7 +196,7 @@ fn products_of_floats_have_the_same_bits_in_every_table() {
     let mut random = Random(12);
     for format in [BlockFormat::F32, BlockFormat::F16, BlockFormat::BF16] {
         for columns in [1, 3, 4, 7, 64, 2047] {
-            let rows: Vec<Vec<u8>> = (0..19).map(|_| random.row(format, columns)).collect();
+            let rows = random.rows(format, columns, ROWS);
             let x = random.values(5 * columns);
             let bits = |table| {
                 let out = product(&compute(table, 2), format, &rows, 0, columns, &x);
@@ -192,7 +212,8 @@ fn products_of_floats_have_the_same_bits_in_every_table() {
 #[test]
 fn extreme_levels_do_not_saturate() {
     for format in BlockFormat::ALL.into_iter().filter(|format| format.is_quantised()) {
-        for byte in [0x80, 0x7f, 0xff, 0x00, 0x88] {
+        let mut rows = Vec::new();
+        for byte in [0x80, 0x7f, 0xff, 0x00, 0x88].into_iter().cycle().take(ROWS) {
             let mut row = vec![byte; 2 * format.block_bytes()];
             // Scales of 1.0 if the format has them.
             for block in row.chunks_exact_mut(format.block_bytes()) {
@@ -201,10 +222,12 @@ fn extreme_levels_do_not_saturate() {
                     block[0] = 127;
                 }
             }
-            for value in [1.0, -1.0, 1e20, 1e-30] {
-                check(format, &row, 0, &vec![value; 2 * format.block_length()]);
-            }
+            rows.push(row);
         }
+        let columns = 2 * format.block_length();
+        let tokens = [1.0_f32, -1.0, 1e20, 1e-30].map(|value| vec![value; columns]);
+        check(format, &rows, 0, columns, &tokens.concat());
+        tokens.iter().for_each(|x| check(format, &rows, 0, columns, x));
     }
 }
 
@@ -254,12 +277,13 @@ fn quantised_activations_are_the_same_bytes_in_every_table() {
 #[test]
 fn non_finite_activations_make_non_finite_products() {
     let ones = [[0, 0x3c].as_slice(), &[1; 32]].concat().repeat(2);
+    let rows = vec![ones; ROWS];
     for kernels in Kernels::available() {
         for special in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let mut x = [1.0; 64];
             x[40] = special;
-            let found = product(&compute(kernels, 1), BlockFormat::Q8_0, std::slice::from_ref(&ones), 0, 64, &x);
-            assert!(!found[0].is_finite(), "{} {special}: {found:?}", kernels.name);
+            let found = product(&compute(kernels, 1), BlockFormat::Q8_0, &rows, 0, 64, &x);
+            assert!(found.iter().all(|product| !product.is_finite()), "{} {special}: {found:?}", kernels.name);
         }
     }
 }
@@ -338,7 +362,8 @@ fn dense_kernels_agree_with_the_scalar_ones() {
             for (found, exact) in gated(table).into_iter().zip(gated(&Kernels::SCALAR)) {
                 for ((found, exact), gate) in found.into_iter().zip(exact).zip(&a) {
                     let near = f64::from(exact.abs()) + 1e-30;
-                    assert_near(f64::from(found), f64::from(exact), near.max(1e-20), &format!("{} {gate}", table.name));
+                    let what = format_args!("{} {gate}", table.name);
+                    assert_near(f64::from(found), f64::from(exact), near.max(1e-20), what);
                 }
             }
         }
@@ -364,111 +389,12 @@ fn nan_gate_stays_nan() {
     }
 }
 
-/// Stored keys `[columns, 32]`, values `[32, columns]` and scales.
-fn kv_block(random: &mut Random, length: usize) -> (Vec<f32>, Vec<u16>, Vec<i8>, Vec<u16>) {
-    let floats = random.values(32 * length);
-    let halves = floats.iter().map(|value| half::f16::from_f32(*value).to_bits()).collect();
-    let levels = (0..32 * length).map(|_| random.next() as i8).collect();
-    let scales =
-        (0..32 * length.div_ceil(32)).map(|_| half::f16::from_f32(random.value().abs() / 127.0).to_bits()).collect();
-    (floats, halves, levels, scales)
-}
-
-#[test]
-fn attention_of_every_table_matches_the_formula() {
-    let mut random = Random(8);
-    let alike = [(64, 8), (64, 1), (128, 7), (16, 3), (24, 2), (80, 5)];
-    let shapes = alike.map(|(length, heads)| ([length; 2], heads)).into_iter();
-    // Values that are the first columns of the keys, as a latent next to its rotated key.
-    let shapes = shapes.chain([([576, 512], 5), ([112, 96], 3), ([56, 48], 1)]);
-    for (([length, width], heads), begin) in shapes.flat_map(|shape| [(shape, 0), (shape, 19)]) {
-        let queries: Vec<f32> = random.values(heads * length).iter().map(|value| value / 8.0).collect();
-        let blocks: Vec<_> = (0..4).map(|_| (kv_block(&mut random, length), kv_block(&mut random, width))).collect();
-        for format in 0..4 {
-            let run = |table: &Kernels| {
-                let (mut largest, mut sum) = (vec![0.0; heads], vec![0.0; heads]);
-                let mut out = vec![0.0; heads * width];
-                let mut state = Attention {
-                    key_length: length,
-                    value_length: width,
-                    queries: &queries,
-                    largest: &mut largest,
-                    sum: &mut sum,
-                    out: &mut out,
-                };
-                state.clear();
-                for (index, ((keys, values), count)) in blocks.iter().zip([32, 32, 32, 5]).enumerate() {
-                    let of =
-                        |(floats, halves, levels, scales): &'_ (Vec<f32>, Vec<u16>, Vec<i8>, Vec<u16>)| match format {
-                            0 => KvOwned::F32(floats.clone()),
-                            1 => KvOwned::F16(halves.clone()),
-                            2 => KvOwned::Q4(nibbles(levels), scales.clone()),
-                            _ => KvOwned::Q8(levels.clone(), scales.clone()),
-                        };
-                    let (keys, values) = (of(keys), of(values));
-                    // The scalar table is the reference: it reads every format itself.
-                    let attend: &dyn Fn(KvBlock<'_>, &mut Attention<'_>) = match table.name {
-                        "scalar" => &table.attend,
-                        _ => &|block, state| crate::attend(table, block, state),
-                    };
-                    attend(
-                        KvBlock {
-                            keys: (length == width).then_some(keys.view()),
-                            values: if length == width { values.view() } else { keys.view() },
-                            first: if index == 0 { begin } else { 0 },
-                            count,
-                            score_cap: (begin > 0).then_some(1.5),
-                            next: [keys.view().bytes(), &[]],
-                        },
-                        &mut state,
-                    );
-                }
-                out.chunks(width)
-                    .zip(&sum)
-                    .flat_map(|(out, sum)| out.iter().map(move |v| v / sum))
-                    .collect::<Vec<f32>>()
-            };
-            let exact = run(&Kernels::SCALAR);
-            for table in Kernels::available() {
-                for (found, exact) in run(table).iter().zip(&exact) {
-                    let what = format!("{} format {format} length {length} from {begin}", table.name);
-                    assert_near(f64::from(*found), f64::from(*exact), 3.0, &what);
-                }
-            }
-        }
-    }
-}
-
-enum KvOwned {
-    F32(Vec<f32>),
-    F16(Vec<u16>),
-    Q8(Vec<i8>, Vec<u16>),
-    Q4(Vec<u8>, Vec<u16>),
-}
-
-/// As many values of 4 bits, of rows that are padded to 32 columns, with scales for levels that are 16 times as large.
-fn nibbles(levels: &[i8]) -> Vec<u8> {
-    let padded = (levels.len() / 32).next_multiple_of(32);
-    levels.iter().cycle().take(padded * 16).map(|level| level.cast_unsigned()).collect()
-}
-
-impl KvOwned {
-    fn view(&self) -> KvValues<'_> {
-        match self {
-            Self::F32(values) => KvValues::F32(values),
-            Self::F16(values) => KvValues::F16(values),
-            Self::Q8(levels, scales) => KvValues::Q8(levels, scales),
-            Self::Q4(levels, scales) => KvValues::Q4(levels, scales),
-        }
-    }
-}
-
 #[test]
 fn batch_matches_single_tokens_bit_for_bit() {
     let mut random = Random(6);
     let (count, columns, tokens) = (37, 512, 64);
     for format in BlockFormat::ALL {
-        let rows: Vec<Vec<u8>> = (0..count).map(|_| random.row(format, columns / format.block_length())).collect();
+        let rows = random.rows(format, columns / format.block_length(), count);
         let x = random.values(tokens * columns);
         for kernels in Kernels::available() {
             let bits = |x: &[f32], threads: usize| {

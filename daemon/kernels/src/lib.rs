@@ -9,6 +9,8 @@ mod avx512;
 #[cfg(test)]
 mod check;
 #[cfg(test)]
+mod check_attention;
+#[cfg(test)]
 mod check_delta;
 #[cfg(test)]
 mod check_scan;
@@ -41,7 +43,7 @@ pub use grouped::{
 pub use matmul::{MatrixPanels, matmul, matmuls};
 pub use pack::{pack_panel, packed_bytes, unpack_row};
 pub use payload::Payload;
-pub use pool::{Pool, PoolOptions};
+pub use pool::{Pool, PoolOptions, PoolProgress};
 pub use scan::ScanRun;
 
 /// Products of a panel with a tile of tokens. Arguments: weights, tokens of the tile, `[block or column, token]`,

@@ -99,9 +99,9 @@ fn summary(found: &[Times], of: impl Fn(&Times) -> u128) -> (String, u128) {
 /// # Panics
 /// If a node does not detect the loss or the next request fails.
 fn lose(rig: &mut Rig, rank: usize, signal: Signal, random: &mut Random) -> Times {
-    let (_, refused) = rig.works("2");
+    let (_, refused) = rig.works(0, "2");
     assert_eq!(refused, 0, "the topology must serve before the loss");
-    let child = rig.start("4000", true);
+    let child = rig.start(0, "4000", true);
     // Prefill takes part of this range, so some losses fall into a prefill.
     std::thread::sleep(Duration::from_millis(60 + random.below(800) as u64));
     rig.cluster.signal(rank, signal);
@@ -124,7 +124,7 @@ fn lose(rig: &mut Rig, rank: usize, signal: Signal, random: &mut Random) -> Time
         );
     }
     let back = Instant::now();
-    rig.works("2");
+    rig.works(0, "2");
     Times { console: console.as_millis(), nodes, again: back.elapsed().as_millis(), code }
 }
 

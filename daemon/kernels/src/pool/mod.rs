@@ -65,6 +65,8 @@ struct Shared {
     stop: AtomicBool,
     /// For each thread, the next index in its part of the shared work.
     next_of: Box<[Alone]>,
+    /// Parts of pieces that are done, and pieces for which no other thread was woken.
+    parts: Alone,
     /// The first panic of a thread in this run; locked only by a panicking thread, and by the caller after that.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     has_panicked: AtomicBool,
@@ -169,6 +171,7 @@ impl Pool {
             busy: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             next_of: (0..options.threads.max(1)).map(|_| Alone(AtomicUsize::new(0))).collect(),
+            parts: Alone(AtomicUsize::new(0)),
             panic: Mutex::new(None),
             has_panicked: AtomicBool::new(false),
             spin: options.spin,
@@ -197,6 +200,16 @@ impl Pool {
     /// Clock of the time that the caller's thread spends on the others.
     pub fn clock(&self) -> Arc<PoolClock> {
         Arc::clone(&self.shared.clock)
+    }
+
+    /// What the threads have done so far, for watchers.
+    pub fn progress(&self) -> PoolProgress {
+        PoolProgress(Arc::clone(&self.shared))
+    }
+
+    /// Counts a part of a piece as progress: a piece may take a slow core long.
+    pub fn advance(&self) {
+        self.shared.parts.0.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Number of threads, including the caller.
@@ -320,7 +333,11 @@ impl Pool {
     fn share(&self, count: usize, each: &(dyn Fn(usize) + Sync)) {
         if count <= 1 || self.workers.is_empty() {
             // Not worth waking other threads.
-            return (0..count).for_each(each);
+            for index in 0..count {
+                each(index);
+                self.advance();
+            }
+            return;
         }
         let threads = self.threads();
         let begin = |part: usize| count * part / threads;
@@ -357,6 +374,21 @@ struct Cut {
 #[derive(Debug)]
 #[repr(align(64))]
 struct Alone(AtomicUsize);
+
+/// Shows watchers whether the threads of a pool proceed.
+#[derive(Clone, Debug)]
+pub struct PoolProgress(Arc<Shared>);
+
+impl PoolProgress {
+    /// A number that changes whenever a thread takes a piece of a run or finishes a part of one. Costs a run nothing:
+    /// it is computed from what the threads count anyway.
+    pub fn number(&self) -> u64 {
+        let Shared { generation, next_of, parts, .. } = &*self.0;
+        let counters = next_of.iter().chain([parts]);
+        let counted = counters.fold(0_u64, |sum, one| sum.wrapping_add(one.0.load(Ordering::Relaxed) as u64));
+        (u64::from(generation.load(Ordering::Relaxed)) << 32).wrapping_add(counted)
+    }
+}
 
 /// Most outputs in one run.
 pub(super) const OUTPUTS_MAX: usize = 4;

@@ -1,4 +1,6 @@
 //! The pool with many threads, panics, and outputs that end inside a piece.
+use std::collections::HashMap;
+
 use super::*;
 
 fn pool(threads: usize) -> Pool {
@@ -23,6 +25,34 @@ fn every_element_is_written_once_by_any_number_of_threads() {
             pool.chunks(&mut out, 7, |index, chunk| chunk.fill(index as f32));
             assert!(out.iter().enumerate().all(|(i, value)| *value == (i / 7) as f32));
         }
+    }
+}
+
+#[test]
+fn every_piece_of_a_run_is_progress() {
+    for threads in 1..=3 {
+        let pool = pool(threads);
+        let (progress, begun) = (pool.progress(), pool.progress().number());
+        let seen = Mutex::new(Vec::new());
+        pool.chunks(&mut [0_u8; 64], 1, |_, _| {
+            let mut seen = seen.lock().expect("no thread panics");
+            seen.push((std::thread::current().id(), progress.number()));
+        });
+        let seen = seen.into_inner().expect("no thread panics");
+        assert_eq!(seen.len(), 64);
+        // Two threads may take a piece at the same time.
+        let mut latest = HashMap::new();
+        for (thread, number) in seen {
+            let before = latest.insert(thread, number);
+            assert!(before.is_none_or(|before| before < number), "{threads} threads: {before:?}, then {number}");
+        }
+        let ended = progress.number();
+        assert_ne!(ended, begun);
+        pool.chunks(&mut [0_u8], 1, |_, _| ());
+        let alone = progress.number();
+        assert_ne!(alone, ended, "a run of one piece counts, too");
+        pool.advance();
+        assert_ne!(progress.number(), alone);
     }
 }
 

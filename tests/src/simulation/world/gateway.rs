@@ -26,7 +26,7 @@ use protocol::{
 use telemetry::NodeReport;
 
 use crate::simulation::{
-    compute::token,
+    compute::ExpectedText,
     network::Packet,
     process::Process,
     world::{Event, World, name},
@@ -95,6 +95,8 @@ pub(crate) struct Asked {
     length: u32,
     accepted: Duration,
     so_far: Continuation,
+    /// Its text from the next token on.
+    expected: ExpectedText,
     /// The model that has begun it.
     model: Option<ModelRoots>,
     attempt: Option<Attempt>,
@@ -117,6 +119,7 @@ impl World {
             length,
             accepted: at,
             so_far: Continuation::default(),
+            expected: ExpectedText::new(seed),
             model: None,
             attempt: None,
             ticket: None,
@@ -450,7 +453,7 @@ impl World {
         let is_other = attempt.feeds.is_some_and(|feeds| Some(feeds) != run);
         attempt.feeds = run;
         let position = asked.so_far.tokens.len();
-        let is_right = id == token(asked.seed, &model, position);
+        let is_right = id == asked.expected.next_token(&model);
         let head = attempt.head.clone();
         asked.so_far.token(id);
         asked.moved = now;
