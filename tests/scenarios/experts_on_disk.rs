@@ -8,7 +8,7 @@ use common::{
 };
 use daemon::store::Contents;
 use engine::{
-    collective::{Collective, CollectiveError},
+    collective::{Abort, Collective, CollectiveError},
     model::{Batch, BatchToken, BlockTables, Cached, KvCache, Model, Shard, Source, StateCache, needs::ExpertNeeds},
 };
 use gguf::{BlockFormat, GgufFile};
@@ -153,18 +153,53 @@ fn a_cut_or_changed_file_is_an_error_and_no_wrong_token() {
     }
 }
 
-/// 38 MB of experts in F32, of 2.4 MB each.
-fn large() -> TinyModel {
-    let experts = Experts { count: 8, used_count: 2 };
+/// A model with large experts in F32, each of three matrices `[256, length]`.
+fn large(experts: Experts, length: usize) -> TinyModel {
     let mut model = TinyModel { experts, ..TinyModel::new(Architecture::Qwen3Moe) };
     (model.head_count, model.head_count_kv, model.head_length) = (8, 2, 32);
-    (model.embedding_length, model.feed_forward_length) = (256, 768);
+    (model.embedding_length, model.feed_forward_length) = (256, length);
     model
+}
+
+/// Two experts a layer, of three matrices of 2 MiB: each is read in two pieces.
+fn of_two_pieces() -> Vec<u8> {
+    large(Experts { count: 2, used_count: 1 }, 2048).bytes()
+}
+
+#[test]
+fn every_piece_read_from_the_file_is_progress() {
+    let folder = tempfile::tempdir().expect("create a temporary folder");
+    let path = folder.path().join("large.gguf");
+    fs::write(&path, of_two_pieces()).expect("it is written");
+    let mut model = load(&path, &folder.path().join("state"));
+    let abort = Abort::new().expect("a file descriptor is free");
+    model.report_to(abort.work());
+    for position in 0..8 {
+        let before = abort.progress();
+        let [_, read_before] = model.shard().experts.as_ref().expect("they stay on the disk").uses();
+        step(&mut model, position).expect("the file is whole");
+        let [_, read] = model.shard().experts.as_ref().expect("they stay on the disk").uses();
+        let (experts, row) = (read - read_before, 1);
+        assert_eq!(abort.progress() - before, 3 * 2 * experts + row, "{experts} experts at {position}");
+    }
+}
+
+#[test]
+fn experts_read_in_pieces_give_the_same_bits() {
+    let file = Arc::new(GgufFile::from_bytes(vec![of_two_pieces()]).expect("a whole model"));
+    let tokens = tokens(6);
+    for world in [1, 2] {
+        let whole = run(&file, &tokens, &Run::exact(world)).logits;
+        let pieces = run(&file, &tokens, &Run { expert_memory: Some(1), ..Run::exact(world) }).logits;
+        assert!(pieces == whole && whole.iter().flatten().all(|logit| logit.is_finite()), "on {world} ranks");
+    }
 }
 
 #[test]
 fn node_without_memory_offers_the_disk_and_answers_the_same_with_it() {
-    let folder = folder_with(&[("large.gguf", &large().bytes())]);
+    // 38 MB of experts, of 2.4 MB each.
+    let model = large(Experts { count: 8, used_count: 2 }, 768);
+    let folder = folder_with(&[("large.gguf", &model.bytes())]);
     let limit = "memory_max_mib = 50\npacked_shards = false\n";
     let run = ["--model", "large.gguf", "--prompt", "x", "--max-tokens", "12", "--temperature", "0", "--context", "64"];
     let offered = Cluster::with(1, folder.path(), limit).generate(1, &run);

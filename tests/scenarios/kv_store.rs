@@ -23,8 +23,9 @@ use harness::{
     engines::{Answer, Replica},
     families,
     family_model::FamilyModel,
+    gguf_writer,
     greedy::{fresh, ids, request},
-    programs::{Cluster, demo_models, wait_until},
+    programs::{Cluster, demo_models, folder_with, wait_until},
 };
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -311,6 +312,27 @@ fn load_that_is_late_is_abandoned_and_computed() {
     assert!(answers.iter().flatten().all(|answer| answer.end().times.stored_tokens == 0));
 }
 
+#[test]
+fn ranks_that_omit_their_exchange_store_nothing() {
+    let (name, file) = families::files(&["qwen3-"]).remove(0);
+    let replica = Replica { slots: 3, blocks: 80, context_length: 500, ..Replica::of(2) };
+    for (omits_exchange, files) in [(true, 0), (false, 5)] {
+        let disks = Disks::of(&replica);
+        let opened = replica.disks(&file, &disks.open());
+        let queues: Vec<Arc<AtomicUsize>> = opened.iter().map(|disk| Arc::clone(&disk.waiting)).collect();
+        let mut setups = replica.setups(&file);
+        for (setup, disk) in setups.iter_mut().zip(opened) {
+            setup.store = Some((disk, Replica::space()));
+            setup.variant.omits_exchange = omits_exchange;
+        }
+        let answer = replica.run(&file, setups, &[vec![request(ids(1, 150), 20)]]).remove(0).remove(0);
+        assert_eq!(answer.ids.len(), 20, "{name}");
+        wait_until("all is written", || queues.iter().all(|queue| queue.load(Ordering::Relaxed) == 0));
+        let stored: Vec<usize> = (0..disks.ranks).map(|rank| disks.files(rank).len()).collect();
+        assert_eq!(stored, [files; 2], "{name}, omitted: {omits_exchange}");
+    }
+}
+
 /// The stores of daemons, according to `console kv`.
 fn stores(cluster: &Cluster) -> Vec<Value> {
     let ended = cluster.console(&["kv", "--nodes", &cluster.nodes(), "--json"]);
@@ -360,4 +382,42 @@ fn daemons_read_intact_files_compute_damaged_ones_and_clear_all() {
     cluster.set_settings("kv_store = \"off\"\nkv_copies = false\n");
     restart(&mut cluster, |_| {});
     assert!(!cluster.state(0).join("kv").exists() && stores(&cluster)[0]["on"] == false);
+}
+
+/// The greedy answer of a node within a context of so many tokens.
+fn answer_within(cluster: &Cluster, context: &str, prompt: &str) -> Value {
+    let topology = ["--model", "phi3.gguf", "--topology", "tp1", "--context", context];
+    let request = ["--prompt", prompt, "--max-tokens", "8", "--temperature", "0", "--logprobs", "2"];
+    cluster.generate(1, &[&topology[..], &request].concat()).completion()
+}
+
+#[test]
+fn keys_are_not_read_where_other_divisors_of_angles_hold() {
+    // The long divisors hold in contexts of more than 512 tokens.
+    let shape = families::shapes().into_iter().find(|shape| shape.0 == "phi3-ordinary");
+    let mut model = shape.expect("it is there").1.untied();
+    model.keys.retain(|key| key.0 != "context_length");
+    model.keys.push(("context_length", gguf_writer::Value::U32(1024)));
+    let models = folder_with(&[("phi3.gguf", &model.bytes())]);
+    let prompt = "abcd".repeat(41);
+    let plain = Cluster::with(1, models.path(), "kv_store = \"off\"\nkv_copies = false\n");
+    let computed = ["512", "1024"].map(|context| answer_within(&plain, context, &prompt));
+    assert_ne!(computed[0]["logprobs"], computed[1]["logprobs"], "the divisors differ");
+    let tokens = computed[0]["prompt_token_ids"].as_array().expect("a list").len();
+    let blocks = tokens / KV_BLOCK_LENGTH;
+    assert!(blocks > 2 && (1..24).contains(&(tokens % KV_BLOCK_LENGTH)), "no answer completes a block: {tokens}");
+    let cluster = Cluster::with(1, models.path(), "kv_store = \"on\"\nkv_copies = false\n");
+    // Each engine is a new one: nothing is cached in memory.
+    for (context, expected, read, files) in [
+        ("512", &computed[0], 0, blocks),
+        ("1024", &computed[1], 0, 2 * blocks),
+        ("512", &computed[0], blocks, 2 * blocks),
+        ("1024", &computed[1], blocks, 2 * blocks),
+    ] {
+        let found = answer_within(&cluster, context, &prompt);
+        assert_eq!(found["timings"]["stored_tokens"], read * KV_BLOCK_LENGTH, "{context}: {found}");
+        assert_eq!(found["token_ids"], expected["token_ids"], "{context}");
+        assert_eq!(found["logprobs"], expected["logprobs"], "{context}");
+        wait_until("all blocks are stored", || stores(&cluster)[0]["files"] == files);
+    }
 }

@@ -46,6 +46,7 @@ mod keys;
 mod kv_copies;
 mod kv_store;
 mod links;
+mod liveness;
 mod loss;
 mod models;
 mod monitoring;

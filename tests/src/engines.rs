@@ -276,7 +276,10 @@ impl Replica {
     }
 
     /// The same on these ranks.
-    pub(crate) fn run(&self, file: &Arc<GgufFile>, setups: Vec<Setup>, batches: &[Vec<Generate>]) -> Vec<Vec<Answer>> {
+    ///
+    /// # Panics
+    /// As [`Self::answers`].
+    pub fn run(&self, file: &Arc<GgufFile>, setups: Vec<Setup>, batches: &[Vec<Generate>]) -> Vec<Vec<Answer>> {
         let mut setups = setups.into_iter();
         let head = setups.next().expect("a replica has a head");
         let (orders, of_head) = mpsc::channel();
@@ -348,7 +351,7 @@ pub fn begin(
     let received = Instant::now();
     match preparer.prepare(generate, 0) {
         Ok(prompt) => {
-            let calls = preparer.call_grammar(generate, &prompt);
+            let calls = preparer.call_grammar(generate, &prompt.ids);
             let prepared = answers.begin_with(key, received, generate, prompt, calls);
             Ok(EngineOrder::Begin(key, Box::new(prepared)))
         }

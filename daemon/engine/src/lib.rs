@@ -117,21 +117,25 @@ fn decided(row: &TableRow) -> String {
 /// Runs an engine until a stop order or a fatal error. Links stay open until then: a rank that fails because a peer was
 /// lost must not look lost itself.
 pub fn run(setup: Setup, orders: &Receiver<EngineOrder>, sink: &dyn Fn(EngineEvent)) {
-    let model = (setup.model)();
-    let mut group = setup.group;
+    let mut model = (setup.model)();
+    model.report_to(setup.abort.work());
+    setup.abort.watch(model.compute().pool.progress());
+    let mut group = setup.group.watched_by(Arc::clone(&setup.abort));
     if setup.variant.omits_exchange {
         tracing::warn!("all-reduces are omitted: the results of this node are meaningless");
         group.omit_exchange();
     }
     let mut worker = Worker::new(setup.place, model, group, setup.limits);
     if let Some(draft) = setup.draft {
-        let draft = draft(worker.model.compute());
+        let mut draft = draft(worker.model.compute());
+        draft.report_to(setup.abort.work());
         worker = worker.with_draft(draft);
     }
     worker.masks = TokenMasks::new(setup.vocabulary);
     let (transfers, partners) = setup.transfers.unzip();
     worker.transfers = transfers.unwrap_or_default();
-    if let Some((disk, space)) = setup.store.filter(|_| !setup.variant.is_plain) {
+    // Where all-reduces are omitted, keys and values have the names of correct ones.
+    if let Some((disk, space)) = setup.store.filter(|_| !setup.variant.is_plain && !setup.variant.omits_exchange) {
         worker.store = KvStore::new(disk, space, &mut worker.model, &setup.limits);
     }
     let asks = worker.place.role == Role::Decode;

@@ -68,6 +68,15 @@ pub struct YarnSpec {
 }
 
 impl RopeSpec {
+    /// Whether a model that is loaded for sequences of this length divides the angles by the long divisors; `None`: its
+    /// file has no second set of them.
+    pub fn takes_long_divisors(&self, context_length: usize) -> Option<bool> {
+        match &self.scaling {
+            Scaling::Long(long) => Some(context_length > long.original_context),
+            Scaling::None | Scaling::Linear(_) | Scaling::Yarn(_) => None,
+        }
+    }
+
     /// Whether a pair is rotated (llama.cpp, interleaved multi-section rotation).
     pub fn rotates(&self, pair: usize) -> bool {
         let Some(sections) = self.sections else { return true };

@@ -1,19 +1,38 @@
-//! Ends an engine's waits from another thread: a flag, and an eventfd that wakes a poll.
+//! Ends an engine's waits from another thread: a flag, and an eventfd that wakes a poll. Shows watchers whether the
+//! engine has work and proceeds. Progress is counted in pieces that even a slow node finishes within a second, not in
+//! layers: of a large prompt or behind a long context, a layer may take longer than watchers wait.
 use std::{
     os::fd::{AsFd, BorrowedFd},
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
 };
 
+use kernels::PoolProgress;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::clocks::Clocks;
+
+/// Counts finished pieces of an engine's work that its pool of threads does not count: collectives, reads from a file,
+/// turns in which the head waits for keys and values. Clones share the count.
+#[derive(Clone, Debug, Default)]
+pub struct WorkCounter(Arc<AtomicU64>);
+
+impl WorkCounter {
+    /// Counts a finished piece.
+    pub fn advance(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
 
 /// State shared between an engine and its watchers.
 #[derive(Debug)]
 pub struct Abort {
     raised: AtomicBool,
     wake: EventFd,
-    progress: AtomicU64,
+    work: WorkCounter,
+    threads: OnceLock<PoolProgress>,
     busy: AtomicBool,
     waiting: AtomicBool,
     clocks: Clocks,
@@ -28,7 +47,8 @@ impl Abort {
         Ok(Self {
             raised: AtomicBool::new(false),
             wake: EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?,
-            progress: AtomicU64::new(0),
+            work: WorkCounter::default(),
+            threads: OnceLock::new(),
             busy: AtomicBool::new(false),
             waiting: AtomicBool::new(false),
             clocks: Clocks::default(),
@@ -52,14 +72,25 @@ impl Abort {
         self.wake.as_fd()
     }
 
-    /// Counts one finished collective.
+    /// Counts one finished piece of work.
     pub fn advance(&self) {
-        self.progress.fetch_add(1, Ordering::Relaxed);
+        self.work.advance();
     }
 
-    /// Collectives finished so far.
+    /// The counter of finished pieces, for those that do them.
+    pub fn work(&self) -> &WorkCounter {
+        &self.work
+    }
+
+    /// From now on, what a pool of threads computes is progress, too; only the first pool counts.
+    pub fn watch(&self, threads: PoolProgress) {
+        let _ = self.threads.set(threads);
+    }
+
+    /// A number that changes with every piece of work.
     pub fn progress(&self) -> u64 {
-        self.progress.load(Ordering::Relaxed)
+        let computed = self.threads.get().map_or(0, PoolProgress::number);
+        self.work.0.load(Ordering::Relaxed).wrapping_add(computed)
     }
 
     /// Sets whether the engine has work.
@@ -85,5 +116,27 @@ impl Abort {
     /// Whether the engine waits for another rank.
     pub fn is_waiting(&self) -> bool {
         self.waiting.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kernels::{Pool, PoolOptions};
+
+    use super::*;
+
+    #[test]
+    fn reads_and_pieces_of_products_are_progress() {
+        let abort = Abort::new().expect("a descriptor");
+        let reader = abort.work().clone();
+        reader.advance();
+        abort.advance();
+        assert_eq!(abort.progress(), 2);
+        let pool = Pool::new(PoolOptions { threads: 2, cores: Vec::new(), spin: false });
+        let pool = pool.expect("threads can be started");
+        abort.watch(pool.progress());
+        let before = abort.progress();
+        pool.chunks(&mut [0_u8; 8], 1, |_, _| ());
+        assert_ne!(abort.progress(), before);
     }
 }

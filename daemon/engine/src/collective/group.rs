@@ -1,5 +1,5 @@
 //! A rank in its tensor-parallel group: the all-reduce that the model uses, and the engine's other messages.
-use std::time::Instant;
+use std::{sync::Arc, time::Instant};
 
 use collectives::{Algorithm, Choice, Table};
 use common::{
@@ -12,7 +12,7 @@ use protocol::frame::FrameKind;
 use telemetry::SyncKind;
 
 use super::{
-    Collective, CollectiveError, FrameTag, Links, SlowestRank, StepTiming,
+    Abort, Collective, CollectiveError, FrameTag, Links, SlowestRank, StepTiming,
     execute::{Buffers, Execution, Tensor},
     program::{Operation, compile},
     timing::ExchangeTiming,
@@ -37,6 +37,8 @@ pub struct Settings {
 #[derive(Debug)]
 pub struct Group {
     links: Option<Links>,
+    /// Of a lone rank; that of others is in their links.
+    abort: Option<Arc<Abort>>,
     settings: Settings,
     table: Table,
     /// In the order of `Algorithm::ALL`.
@@ -71,6 +73,7 @@ impl Group {
         let programs = Algorithm::ALL.map(|algorithm| compile(algorithm, Rank(own), world, columns)).into();
         Self {
             links,
+            abort: None,
             settings,
             table,
             programs,
@@ -83,6 +86,17 @@ impl Group {
             other: None,
             is_draft: false,
         }
+    }
+
+    /// Shares the state of a lone rank with its watchers; links share that of others already.
+    pub fn watched_by(self, abort: Arc<Abort>) -> Self {
+        let abort = self.links.is_none().then_some(abort);
+        Self { abort, ..self }
+    }
+
+    /// The state shared with the watchers; `None` for a lone rank without any.
+    pub fn abort(&self) -> Option<&Abort> {
+        self.links.as_ref().map(Links::abort).or(self.abort.as_deref())
     }
 
     /// Prepares all-reduces of a draft model with this `embedding_length`; they use the table of the target model.
@@ -228,6 +242,7 @@ impl Group {
         let (compute, sent) = self.timing.enter();
         let Some(links) = self.links.as_mut().filter(|links| !self.omits_exchange && links.stage().len() > 1) else {
             hidden.iter_mut().zip(partial).for_each(|(hidden, partial)| *hidden += partial);
+            self.abort.iter().for_each(|abort| abort.advance());
             // Transfers to and from other stages progress while this one computes.
             return self.links.as_mut().map_or(Ok(()), Links::pump);
         };

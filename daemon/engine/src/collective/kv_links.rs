@@ -4,6 +4,7 @@
 use std::{
     collections::VecDeque,
     io,
+    ops::Range,
     os::fd::BorrowedFd,
     time::{Duration, Instant},
 };
@@ -124,9 +125,10 @@ impl KvLinks {
         FrameHeader { kind, from, length, epoch, hash, step, sequence, place, slowest, compute_ns, payload_sum }
     }
 
-    /// Drops the messages of a transfer that have not begun to be sent.
-    pub fn forget(&mut self, transfer: u64) {
-        for far in &mut self.links {
+    /// Drops the messages of a transfer to these members that have not begun to be sent. Transfers of other groups may
+    /// have the same number.
+    pub fn forget(&mut self, transfer: u64, members: &Range<usize>) {
+        for far in self.links.iter_mut().filter(|far| members.contains(&far.member.index())) {
             far.backlog.retain(|(header, _)| header.step != transfer);
             far.backlog_bytes = far.backlog.iter().map(|(_, payload)| payload.len()).sum();
         }
@@ -302,7 +304,7 @@ mod tests {
             let _bytes = sender.send(MemberIndex(5), 7, number, |out| out.resize(out.len() + 65_536, 0));
         }
         sender.send(MemberIndex(5), 8, 0, |out| out.push(8));
-        sender.forget(7);
+        sender.forget(7, &(5..6));
         let (mut old, mut new) = (0, 0);
         let until = Instant::now() + Duration::from_secs(20);
         while (new == 0 || sender.is_sending()) && Instant::now() < until {

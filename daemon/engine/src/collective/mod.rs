@@ -25,7 +25,7 @@ use common::ids::{LayerIndex, Rank};
 use protocol::frame::FrameError;
 use telemetry::SyncKind;
 
-pub use abort::Abort;
+pub use abort::{Abort, WorkCounter};
 pub use group::{Group, Settings};
 pub use kv_links::{KvLinks, Taken};
 pub use link::{Links, Seat};

@@ -244,8 +244,8 @@ impl<'a> Head<'a> {
             (self.sink)(EngineEvent::Replica(ReplicaEvent::Kv(kv)));
         }
         let busy = self.has_work();
-        if let Some(links) = self.worker.group.links() {
-            links.abort().set_busy(busy);
+        if let Some(abort) = self.worker.group.abort() {
+            abort.set_busy(busy);
         }
     }
 
@@ -267,8 +267,8 @@ impl<'a> Head<'a> {
             self.report(key, RequestEvent::Refused(fault));
             return Ok(());
         }
-        if let Some(links) = self.worker.group.links() {
-            links.abort().set_busy(true);
+        if let Some(abort) = self.worker.group.abort() {
+            abort.set_busy(true);
         }
         let found = self.worker.group.bench(wanted, &mut self.step)?;
         self.report(key, RequestEvent::LinksBenched(found));

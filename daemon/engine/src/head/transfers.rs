@@ -203,12 +203,15 @@ impl Head<'_> {
         if !self.worker.transfers.is_on() && !self.loads.is_busy() {
             return Ok(());
         }
-        if let Some(links) = self.worker.group.links() {
-            if links.abort().is_raised() {
-                return Err(CollectiveError::Aborted.into());
-            }
-            // Waiting for another group or a disk must not look like a stall to this group's peers.
-            links.abort().set_waiting(true);
+        if self.worker.group.links().is_some_and(|links| links.abort().is_raised()) {
+            return Err(CollectiveError::Aborted.into());
+        }
+        // Waiting for another group or a disk is no stall; a turn that waits for nothing is no progress. A grammar needs
+        // no such turns: if no other sequence can run, a step waits until it is compiled.
+        if self.is_transferring()
+            && let Some(abort) = self.worker.group.abort()
+        {
+            abort.advance();
         }
         if !self.worker.move_arrived() {
             self.worker.transfers.sleep(None);

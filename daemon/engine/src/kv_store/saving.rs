@@ -1,6 +1,6 @@
 //! Writes blocks behind the steps that complete them, and states that are saved at the end of a block.
 use std::{
-    collections::VecDeque,
+    collections::{HashSet, VecDeque},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -25,6 +25,8 @@ use crate::{
 /// Most bytes of copies that wait to be written: states may take all of it, blocks half. Blocks wait in the cache until
 /// there is room, also behind the end of their sequence, and are not stored if the cache needs their place before.
 const WAITING_BYTES: usize = 16 << 20;
+/// Most blocks that leave the queue in a step, so that running answers do not wait. A step computes fewer.
+const SAVED_PER_STEP: usize = 64;
 
 /// How far the sequence of a slot was seen.
 #[derive(Clone, Copy, Debug)]
@@ -39,9 +41,52 @@ struct Progress {
 #[derive(Debug)]
 struct Unsaved {
     label: Label,
+    place: BlockPlace,
+}
+
+/// Where a block is in the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct BlockPlace {
     /// Its number, and that in layers with a window.
     whole: u32,
     windowed: Option<u32>,
+}
+
+/// Complete blocks that are only in the cache, the oldest first. Each request whose prompt begins with such blocks
+/// completes them again: each place is here once, so that their number is bounded by that of the places.
+#[derive(Debug, Default)]
+struct UnsavedBlocks {
+    list: VecDeque<Unsaved>,
+    places: HashSet<BlockPlace>,
+}
+
+impl UnsavedBlocks {
+    fn has(&self, place: BlockPlace) -> bool {
+        self.places.contains(&place)
+    }
+
+    fn push(&mut self, unsaved: Unsaved) {
+        if self.places.insert(unsaved.place) {
+            self.list.push_back(unsaved);
+        }
+    }
+
+    fn pop(&mut self) -> Option<Unsaved> {
+        let unsaved = self.list.pop_front()?;
+        self.places.remove(&unsaved.place);
+        Some(unsaved)
+    }
+
+    /// Removes blocks with one of these numbers, or one of those in layers with a window.
+    fn remove(&mut self, whole: &[u32], windowed: &[u32]) {
+        self.list.retain(|Unsaved { place, .. }| {
+            let is_gone = whole.contains(&place.whole) || place.windowed.is_some_and(|own| windowed.contains(&own));
+            if is_gone {
+                self.places.remove(place);
+            }
+            !is_gone
+        });
+    }
 }
 
 /// What a rank saves.
@@ -52,8 +97,7 @@ pub(super) struct Saving {
     /// Longest window of the model.
     window: Option<usize>,
     slots: Vec<Progress>,
-    /// Oldest first; at most one for each block of the cache.
-    unsaved: VecDeque<Unsaved>,
+    unsaved: UnsavedBlocks,
     writes: Sender<Write>,
     waiting: Arc<AtomicUsize>,
 }
@@ -68,7 +112,7 @@ impl Saving {
         limits: &Limits,
     ) -> Self {
         let slots = vec![Progress { blocks: 0, name: base.space.beginning() }; limits.slots];
-        Self { base, files, window: limits.window, slots, unsaved: VecDeque::new(), writes, waiting }
+        Self { base, files, window: limits.window, slots, unsaved: UnsavedBlocks::default(), writes, waiting }
     }
 
     /// Stores what a step completed: `plan` was applied to `sequences`, and its tokens are computed.
@@ -91,9 +135,12 @@ impl Saving {
                 let before = self.slots[slot.index()].name;
                 let label = self.base.block(before, tokens);
                 let name = label.name();
-                if index >= first_seen && !self.files.has(name) {
+                if index >= first_seen {
                     let windowed = windowed.and_then(|table| table.get(index)).copied();
-                    self.unsaved.push_back(Unsaved { label, whole: whole[index], windowed });
+                    let place = BlockPlace { whole: whole[index], windowed };
+                    if !self.unsaved.has(place) && !self.files.has(name) {
+                        self.unsaved.push(Unsaved { label, place });
+                    }
                 }
                 self.slots[slot.index()] = Progress { blocks: index + 1, name };
             }
@@ -101,13 +148,15 @@ impl Saving {
         self.save(shape, memories.cache);
     }
 
-    /// Copies complete blocks to the queue while it has room.
+    /// Copies complete blocks to the queue of writes while it has room.
     pub(super) fn save(&mut self, shape: &Shape, cache: &KvCache) {
-        while !self.is_over(WAITING_BYTES / 2)
-            && let Some(Unsaved { label, whole, windowed }) = self.unsaved.pop_front()
-        {
+        for _ in 0..SAVED_PER_STEP {
+            if self.is_over(WAITING_BYTES / 2) {
+                return;
+            }
+            let Some(Unsaved { label, place }) = self.unsaved.pop() else { return };
             if !self.files.has(label.name()) {
-                let payload = shape.block(cache, whole, windowed.unwrap_or_default());
+                let payload = shape.block(cache, place.whole, place.windowed.unwrap_or_default());
                 send(&self.writes, &self.waiting, Write { label, payload });
             }
         }
@@ -115,14 +164,12 @@ impl Saving {
 
     /// Forgets blocks whose place gets other keys and values between steps.
     pub(super) fn forget(&mut self, whole: &[u32], windowed: &[u32]) {
-        self.unsaved.retain(|unsaved| {
-            !whole.contains(&unsaved.whole) && unsaved.windowed.is_none_or(|number| !windowed.contains(&number))
-        });
+        self.unsaved.remove(whole, windowed);
     }
 
     /// Forgets blocks in whose place a step has written: that of a sequence that ended belongs to another one by now.
     fn drop_overwritten(&mut self, plan: &Plan, sequences: &Sequences) {
-        if self.unsaved.is_empty() {
+        if self.unsaved.list.is_empty() {
             return;
         }
         let batch = sequences.batch();
@@ -181,7 +228,120 @@ fn send(writes: &Sender<Write>, waiting: &AtomicUsize, write: Write) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::{Receiver, channel};
+
+    use common::{precision::KvFormat, sampling::SamplingParameters};
+    use models::known;
+    use topology::{KvBlocks, StateCount, shard::cut_stage};
+
     use super::*;
+    use crate::{
+        kv_store::Space,
+        plan::{Opened, PlanEntry},
+    };
+
+    const LIMITS: Limits = Limits {
+        slots: 1,
+        blocks: KvBlocks::alike(100),
+        window: None,
+        context_length: 64,
+        vocabulary_length: 10,
+        states: StateCount::NONE,
+    };
+
+    /// A disk on which nothing arrives.
+    #[derive(Debug)]
+    struct EmptyDisk;
+
+    impl Files for EmptyDisk {
+        fn has(&self, _: Name) -> bool {
+            false
+        }
+
+        fn finds(&self, _: Name, _: Kind) -> bool {
+            false
+        }
+    }
+
+    /// A rank with one layer, and the queue of what it writes.
+    struct SavingRig {
+        saving: Saving,
+        sequences: Sequences,
+        shape: Shape,
+        cache: KvCache,
+        states: StateCache,
+        written: Receiver<Write>,
+    }
+
+    impl SavingRig {
+        fn new() -> Self {
+            let spec = known::MODELS.iter().find(|known| known.name == "tinyllama-1.1b").expect("it is known").spec();
+            let plan = cut_stage(&spec, &(0..1), &[1]).expect("one rank has all").remove(0);
+            let cache = KvCache::new(KvFormat::F16, &spec, &plan, LIMITS.blocks).expect("there is memory");
+            let states = StateCache::none();
+            let shape = Shape::of(&plan, &cache, &states, false);
+            let base = LabelBase { space: Space::of(&["a model"]), part: [7; 8] };
+            let (writes, written) = channel();
+            let saving = Saving::new(Arc::new(EmptyDisk), writes, Arc::default(), base, &LIMITS);
+            Self { saving, sequences: Sequences::new(LIMITS), shape, cache, states, written }
+        }
+
+        fn step(&mut self, plan: &Plan) {
+            self.sequences.apply(plan).expect("the plan is valid");
+            let memories = Memories { cache: &mut self.cache, states: &mut self.states };
+            self.saving.stepped(plan, &self.sequences, &self.shape, &memories);
+        }
+
+        /// Number of blocks that were written since the last call.
+        fn writes(&self) -> usize {
+            self.written.try_iter().count()
+        }
+    }
+
+    /// A step that computes the tokens of a prompt behind those that are cached in block 0; its last block is `last`.
+    fn prompt(cached: u32, last: u32) -> Plan {
+        let (slot, sampling) = (Slot(0), SamplingParameters::default());
+        let opened = Opened { slot, sampling, cached, prompt: vec![1; 40], grammar: None };
+        let entries = (cached..40).map(|position| PlanEntry { slot, position, token: 1, wants_logits: false });
+        let blocks = vec![(slot, 0), (slot, last)];
+        Plan { opened: vec![opened], blocks, entries: entries.collect(), ..Plan::default() }
+    }
+
+    #[test]
+    fn block_that_waits_for_the_disk_is_queued_once() {
+        let mut rig = SavingRig::new();
+        let again = Plan { closed: vec![Slot(0)], ..prompt(32, 2) };
+        rig.saving.waiting.store(WAITING_BYTES, Ordering::Relaxed);
+        for plan in [&prompt(0, 1), &again, &again] {
+            rig.step(plan);
+        }
+        assert_eq!((rig.saving.unsaved.list.len(), rig.writes()), (1, 0));
+        // Other keys and values arrive in its place, and later its own again.
+        rig.saving.forget(&[0], &[]);
+        rig.step(&again);
+        assert_eq!((rig.saving.unsaved.list.len(), rig.writes()), (1, 0));
+        rig.saving.waiting.store(0, Ordering::Relaxed);
+        rig.saving.save(&rig.shape, &rig.cache);
+        assert_eq!(rig.writes(), 1);
+        // It was not written after all.
+        rig.step(&again);
+        assert_eq!((rig.saving.unsaved.list.len(), rig.writes()), (0, 1));
+    }
+
+    #[test]
+    fn long_queue_leaves_over_several_steps() {
+        let mut rig = SavingRig::new();
+        let (base, count) = (rig.saving.base, SAVED_PER_STEP as u32 + 10);
+        for whole in 0..count {
+            let label = base.block(base.space.beginning(), &[whole; KV_BLOCK_LENGTH]);
+            rig.saving.unsaved.push(Unsaved { label, place: BlockPlace { whole, windowed: None } });
+        }
+        let saved = [(); 3].map(|()| {
+            rig.saving.save(&rig.shape, &rig.cache);
+            rig.writes()
+        });
+        assert_eq!(saved, [SAVED_PER_STEP, 10, 0]);
+    }
 
     #[test]
     fn state_that_a_later_copy_replaces_is_not_saved_as_that_of_its_slot() {

@@ -224,6 +224,8 @@ impl VisibleKeys<'_> {
         for number in self.queries.parts_of(self.tokens) {
             self.part(number, part);
             self.merge(number, all, part);
+            // Behind a long context, all parts together take a slow core many seconds.
+            self.compute.pool.advance();
         }
     }
 

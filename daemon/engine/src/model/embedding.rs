@@ -6,6 +6,7 @@ use gguf::{BlockFormat, GgufFile, Stamp};
 use kernels::Kernels;
 
 use super::LoadError;
+use crate::collective::WorkCounter;
 
 /// A row of a table cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -30,13 +31,21 @@ pub(super) struct Embedding {
     row: Vec<u8>,
     /// Stamp of the file when it was hashed: rows of a changed file are never used.
     stamp: Option<Stamp>,
+    /// Counts each row that was read.
+    work: WorkCounter,
 }
 
 impl Embedding {
     pub(super) fn new(file: &Arc<GgufFile>, name: &str) -> Result<Self, LoadError> {
         let tensor = file.tensor(name).ok_or_else(|| LoadError::Missing(name.into()))?;
         let (format, split, offset, row) = (tensor.format, tensor.split, tensor.offset, vec![0; tensor.row_bytes()]);
-        Ok(Self { file: Arc::clone(file), name: name.into(), format, split, offset, row, stamp: None })
+        let (file, name, work) = (Arc::clone(file), name.into(), WorkCounter::default());
+        Ok(Self { file, name, format, split, offset, row, stamp: None, work })
+    }
+
+    /// Counts reads as work of an engine.
+    pub(super) fn report_to(&mut self, work: &WorkCounter) {
+        self.work = work.clone();
     }
 
     /// Sets the stamps of the file's splits when it was hashed.
@@ -47,6 +56,7 @@ impl Embedding {
     /// Reads a token's row; `out` is `[columns]`.
     pub(super) fn read(&mut self, token: u32, out: &mut [f32]) -> Result<(), RowError> {
         self.read_row(token).map_err(|source| RowError { tensor: self.name.clone(), token, source })?;
+        self.work.advance();
         Kernels::SCALAR.dequantise_row(self.format, &self.row, out);
         Ok(())
     }

@@ -62,7 +62,7 @@ impl ExpertNeeds {
             let Some(experts) = spec.layer(layer).feed_forward.experts() else { continue };
             let roles = [TensorRole::Gate, TensorRole::Up, TensorRole::Down];
             let own = roles.into_iter().filter_map(|role| slices.find((Some(layer), role)));
-            widest = own.map(TensorSlice::file_bytes).fold(widest, usize::max);
+            widest = own.map(TensorSlice::piece_bytes).fold(widest, usize::max);
             let held = slices.find((Some(layer), TensorRole::Down)).map_or(0, |down| down.count);
             count += held;
             used_at_once = used_at_once.max(experts.used_count.min(held));

@@ -14,7 +14,10 @@ use telemetry::SyncKind;
 use topology::{ShardPlan, sizes::ModelSizes};
 
 use super::{Batch, Shard};
-use crate::collective::{Toll, Waits};
+use crate::collective::{Toll, Waits, WorkCounter};
+
+/// Longest wait that counts as one piece of work.
+const PIECE_NS: f64 = 1e9;
 
 /// The machine that a paced rank simulates.
 #[derive(Clone, Debug, PartialEq)]
@@ -52,13 +55,20 @@ pub struct Pace {
     jitter: Jitter,
     load: Load,
     waits: Waits,
+    work: WorkCounter,
 }
 
 impl Pace {
     /// Creates the pacing of a model's rank on a machine. Random extra times are sampled with `seed`.
     pub fn new(machine: PacedMachine, shard: PacedShard, noise: Noise, seed: u64) -> Self {
         let jitter = Jitter::new(noise, seed, 0);
-        Self { machine, shard, jitter, load: Load::default(), waits: Waits::default() }
+        let (load, waits, work) = (Load::default(), Waits::default(), WorkCounter::default());
+        Self { machine, shard, jitter, load, waits, work }
+    }
+
+    /// Counts waits as work of an engine: a machine in slow motion does not stall.
+    pub(super) fn report_to(&mut self, work: &WorkCounter) {
+        self.work = work.clone();
     }
 
     /// Message costs on this machine.
@@ -111,6 +121,12 @@ impl Pace {
     fn wait(&mut self, usual: u64) {
         let PacedMachine { slow_motion, slows, .. } = &self.machine;
         let speed = slows.as_ref().filter(|(from, _)| Instant::now() >= *from).map_or(1.0, |(_, speed)| *speed);
-        self.waits.wait(self.jitter.stretch(usual) as f64 * slow_motion / speed);
+        let mut left = self.jitter.stretch(usual) as f64 * slow_motion / speed;
+        while left > PIECE_NS {
+            self.waits.wait(PIECE_NS);
+            self.work.advance();
+            left -= PIECE_NS;
+        }
+        self.waits.wait(left);
     }
 }

@@ -89,9 +89,20 @@ impl TensorSlice {
         packed_bytes(self.rows.len(), self.block_count() * self.format.block_bytes(), self.height)
     }
 
-    /// Bytes of the file that are read for one of its matrices.
-    pub fn file_bytes(&self) -> usize {
-        self.rows.len() * self.row_bytes
+    /// Most bytes of the file that are read at a time for one of its matrices.
+    pub fn piece_bytes(&self) -> usize {
+        (self.panels_at_once() * self.height).min(self.rows.len()) * self.row_bytes
+    }
+
+    /// Panels that are read at a time.
+    fn panels_at_once(&self) -> usize {
+        (READ_BYTES / (self.row_bytes * self.height).max(1)).max(1)
+    }
+
+    /// The place of a matrix in the pieces that are read at a time, each with the number of its first panel.
+    pub fn pieces<'a>(&self, out: &'a mut [u8]) -> impl Iterator<Item = (usize, &'a mut [u8])> {
+        let at_once = self.panels_at_once();
+        (0..).step_by(at_once).zip(out.chunks_mut((self.panel_bytes() * at_once).max(1)))
     }
 
     /// The tensor's name.
@@ -330,15 +341,14 @@ impl Slices {
             let (_, from) = std::mem::take(&mut rest).split_at_mut(slice.place.start - at);
             let (own, behind) = from.split_at_mut(slice.place.len());
             (rest, at) = (behind, slice.place.end);
-            let at_once = (READ_BYTES / (slice.row_bytes * slice.height).max(1)).max(1);
-            let panel_bytes = slice.panel_bytes();
             let matrix_bytes = own.len() / slice.count.max(1);
-            if panel_bytes == 0 || matrix_bytes == 0 {
+            if slice.panel_bytes() == 0 || matrix_bytes == 0 {
                 continue;
             }
             for (matrix, own) in own.chunks_mut(matrix_bytes).enumerate() {
-                let chunks = own.chunks_mut(panel_bytes * at_once).enumerate();
-                parts.extend(chunks.map(|(index, out)| (slice, matrix, index * at_once, out)));
+                for (first, out) in slice.pieces(own) {
+                    parts.push((slice, matrix, first, out));
+                }
             }
         }
         let is_given_up = AtomicBool::new(false);

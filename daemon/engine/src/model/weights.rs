@@ -24,6 +24,7 @@ use super::{
     region::Region,
     slices::{Residence, Slices},
 };
+use crate::collective::WorkCounter;
 use crate::model::error::LoadError;
 
 /// A layer's weights on this rank. Norms and biases are whole if every rank needs them.
@@ -403,6 +404,13 @@ impl Shard {
             embedding,
             inputs: inputs.transpose()?,
         })
+    }
+
+    /// Counts reads of the file as work of an engine.
+    pub(super) fn report_to(&mut self, work: &WorkCounter) {
+        let tables = [&mut self.embedding].into_iter().chain(self.inputs.iter_mut().map(LayerInputs::table));
+        tables.for_each(|table| table.report_to(work));
+        self.experts.iter_mut().for_each(|experts| experts.report_to(work));
     }
 
     /// Reads a token's row of the embedding; `out` is `[embedding_length]`.

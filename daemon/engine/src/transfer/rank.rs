@@ -60,11 +60,7 @@ impl Transfers {
                 rank.outbox.open(*slot, *transfer, *replica, *first_block as usize, *length as usize);
             }
             TransferOrder::Receive { .. } => return rank.inbox.open(order, memories.cache, memories.states),
-            TransferOrder::End { transfer, replica } => {
-                rank.inbox.close(*transfer);
-                rank.outbox.close(*transfer, *replica);
-                rank.links.forget(transfer.0);
-            }
+            TransferOrder::End { transfer, replica } => rank.end(*transfer, *replica),
             TransferOrder::Tell { .. } | TransferOrder::Store(_) => {}
         }
         true
@@ -103,6 +99,13 @@ impl Transfers {
 }
 
 impl RankTransfers {
+    /// Ends a transfer from or to a replica. Each decode group counts its own transfers: the others keep theirs.
+    fn end(&mut self, transfer: TransferId, replica: u16) {
+        self.inbox.close(transfer);
+        self.outbox.close(transfer, replica);
+        self.links.forget(transfer.0, &self.layout.members(replica));
+    }
+
     fn step(&mut self, mut memories: Memories<'_>) -> bool {
         self.links.pump();
         let Self { links, inbox, layout, .. } = self;
@@ -118,5 +121,79 @@ impl RankTransfers {
         let broken: smallvec::SmallVec<[u16; 4]> = broken.collect();
         broken.into_iter().for_each(|replica| inbox.fail(replica));
         bytes > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        net::{TcpListener, TcpStream},
+        time::{Duration, Instant},
+    };
+
+    use common::ids::{Epoch, TopologyHash};
+    use protocol::seal::Seals;
+    use topology::ShardPlan;
+
+    use super::*;
+    use crate::collective::{Socket, Taken};
+
+    /// Transfers that fill the sockets, that one group ends, and behind it.
+    const FILLING: u64 = 6;
+    const ENDED: u64 = 7;
+    const LATER: u64 = 8;
+
+    /// Two ends of a connection.
+    fn connected() -> [Socket; 2] {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("loopback can be bound");
+        let one = TcpStream::connect(listener.local_addr().expect("it is bound")).expect("loopback accepts");
+        let (two, _) = listener.accept().expect("a peer dialled");
+        [one, two].map(|stream| Socket { stream, seals: Seals::default() })
+    }
+
+    fn links(own: u16, sockets: Vec<(MemberIndex, Socket)>, reads: bool) -> KvLinks {
+        KvLinks::new(MemberIndex(own), Epoch(3), TopologyHash(4), sockets, reads).expect("the sockets are good")
+    }
+
+    #[test]
+    fn end_of_a_transfer_leaves_that_of_another_group_with_its_number() {
+        let layout: Layout = "prefill:tp1+decode:tp1+decode:tp1".parse().expect("a layout");
+        let ([one, of_one], [two, of_two]) = (connected(), connected());
+        let receiver = |member, socket| links(member, vec![(MemberIndex(0), socket)], true);
+        let mut receivers = [receiver(1, of_one), receiver(2, of_two)];
+        let plan = ShardPlan { layers: 0..0, cuts: Vec::new(), vocabulary: 0..0 };
+        let mut rank = RankTransfers {
+            links: links(0, vec![(MemberIndex(1), one), (MemberIndex(2), two)], false),
+            outbox: Outbox::new(Vec::new(), &plan, false),
+            inbox: Inbox::new(&plan, None),
+            layout,
+        };
+        let members = [1, 2].map(MemberIndex);
+        for member in members {
+            // 12 MB do not fit into the sockets: what follows has not begun to be sent.
+            for number in 0..200 {
+                rank.links.send(member, FILLING, number, |out| out.resize(out.len() + 65_536, 0));
+            }
+            rank.links.send(member, ENDED, 0, |out| out.push(0));
+        }
+        rank.end(TransferId(ENDED), 1);
+        for member in members {
+            rank.links.send(member, LATER, 0, |out| out.push(0));
+        }
+        let mut found: [Vec<u64>; 2] = Default::default();
+        let until = Instant::now() + Duration::from_secs(20);
+        while found.iter().any(|transfers| transfers.last() != Some(&LATER)) {
+            assert!(Instant::now() < until, "{found:?}");
+            rank.links.pump();
+            for (receiver, found) in receivers.iter_mut().zip(&mut found) {
+                receiver.receive(1 << 20, |_, header, _| {
+                    if header.step != FILLING {
+                        found.push(header.step);
+                    }
+                    Taken::Done
+                });
+            }
+        }
+        assert_eq!(found, [vec![LATER], vec![ENDED, LATER]]);
     }
 }

@@ -190,19 +190,27 @@ pub(super) fn load(
     let pace = paced.map(|paced| pace(paced, ModelSizes::of_file(&file, &spec), plan, topology));
     let vocabulary =
         place.is_last_stage().then(|| text::vocabulary(Arc::clone(&file), spec.vocabulary_length, spawn_compiler));
-    let (space, bytes) = (space(topology, content.root), Bytes(room.total() + kv + state + of_draft));
+    let (space, bytes) = (space(topology, &spec, content.root), Bytes(room.total() + kv + state + of_draft));
     Ok(Loaded { shard, cache, states, pace, draft, partners, text, vocabulary, bytes, space })
 }
 
 /// Everything that keys and values depend on, except the tokens. Kernels and cuts change only their rounding: ids are the same, and
 /// those of other nodes are of use after a loss.
-fn space(topology: &Topology, root: ContentRoot) -> Space {
-    Space::of(&[
-        &root.to_string(),
-        &topology.identity.to_string(),
-        &format!("numbers {NUMERIC_VERSION}"),
-        &format!("keys and values as {}, sums as {:?}", topology.kv, topology.exchange),
-    ])
+fn space(topology: &Topology, spec: &ModelSpec, root: ContentRoot) -> Space {
+    let mut descriptions = vec![
+        root.to_string(),
+        topology.identity.to_string(),
+        format!("numbers {NUMERIC_VERSION}"),
+        format!("keys and values as {}, sums as {:?}", topology.kv, topology.exchange),
+    ];
+    // Nothing is added for other ropes: what earlier releases stored of their models is still found.
+    for (number, rope) in spec.ropes.iter().enumerate() {
+        if let Some(is_long) = rope.takes_long_divisors(topology.context_length as usize) {
+            descriptions.push(format!("{} divisors of rope {number}", if is_long { "long" } else { "short" }));
+        }
+    }
+    let descriptions: Vec<&str> = descriptions.iter().map(String::as_str).collect();
+    Space::of(&descriptions)
 }
 
 /// The texts of a model, with its template tried.
@@ -245,4 +253,37 @@ fn partners(topology: &Topology, spec: &ModelSpec, own: &Place) -> Result<Option
 pub(super) fn program() -> PathBuf {
     let own = std::env::current_exe().ok().filter(|path| path.is_file());
     own.unwrap_or_else(|| "/proc/self/exe".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use models::{LongSpec, Scaling, known};
+
+    use super::*;
+    use crate::node::tests::topology;
+
+    const ROOT: ContentRoot = ContentRoot([1; 32]);
+
+    /// The space of a model in a topology with this context.
+    fn of(spec: &ModelSpec, context_length: u32) -> Space {
+        space(&Topology { context_length, ..topology(1) }, spec, ROOT)
+    }
+
+    #[test]
+    fn space_depends_on_the_context_only_by_the_choice_of_divisors() {
+        let known = known::MODELS.iter().find(|known| known.name == "phi-4-mini").expect("it is known");
+        let mut spec = known.spec();
+        let former = Space::of(&[
+            &ROOT.to_string(),
+            &topology(1).identity.to_string(),
+            &format!("numbers {NUMERIC_VERSION}"),
+            "keys and values as f16, sums as F32",
+        ]);
+        assert_eq!([of(&spec, 4096), of(&spec, 4097)], [former; 2], "stores of other models stay valid");
+        let scaling = Scaling::Long(LongSpec { original_context: 4096, magnitude: 1.0 });
+        spec.ropes.iter_mut().for_each(|rope| rope.scaling = scaling.clone());
+        let (short, long) = (of(&spec, 4096), of(&spec, 4097));
+        assert_eq!([of(&spec, 512), of(&spec, 131_072)], [short, long]);
+        assert!(short != long && short != former && long != former, "{short:?} {long:?} {former:?}");
+    }
 }

@@ -293,8 +293,11 @@ impl RunningEngine {
         if progress != self.seen.0 {
             self.moved = Instant::now();
         }
-        if progress != self.seen.0 || !self.abort.is_busy() || self.abort.is_waiting() {
+        // A thread that has panicked leaves its state as it was; its end is reported as such.
+        let has_work = self.abort.is_busy() && !self.has_died();
+        if progress != self.seen.0 || !has_work || self.abort.is_waiting() {
             self.seen = (progress, Instant::now());
+            return false;
         }
         self.seen.1.elapsed() > patience
     }

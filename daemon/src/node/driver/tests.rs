@@ -246,8 +246,11 @@ fn death_of_an_engine_is_reported_once() {
     };
     assert!(matches!(death, Event::Engine(Epoch(4), ReplicaEvent::Broken { rank: None, .. })), "{death:?}");
     // It stays hosted until the node has another assignment.
-    assert!(host.running().is_some());
+    let state = host.running().expect("it is hosted").engine();
     assert!(host.death().is_none());
+    // Its thread could not clear its state.
+    state.set_busy(true);
+    assert!(host.tick(Duration::ZERO), "an engine that has died is not stalled");
 }
 
 #[test]

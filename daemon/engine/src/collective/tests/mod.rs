@@ -453,6 +453,22 @@ fn links_are_timed_on_order_and_steps_continue_afterwards() {
 }
 
 #[test]
+fn all_reduces_of_a_lone_rank_are_progress() {
+    let abort = Arc::new(Abort::new().expect("a descriptor"));
+    let Case { algorithm, exchange, columns, .. } = Case::new(Algorithm::Direct, 1, Exchange::F32);
+    let (choice, kernels) = (Choice::Forced(algorithm), Kernels::choose(None).expect("a table"));
+    let timing = StepTiming::new(Rank(0), Arc::new(SyncLog::alone()));
+    let group = Group::new(None, Settings { exchange, columns, choice, kernels }, timing);
+    let mut group = group.watched_by(Arc::clone(&abort));
+    let mut hidden = vec![0.0; columns];
+    for finished in 1..=3 {
+        group.all_reduce(AT.0, AT.1, &vec![1.0; columns], &mut hidden).expect("it has no peers");
+        assert_eq!(abort.progress(), finished);
+    }
+    assert!(group.abort().is_some_and(|own| std::ptr::eq(own, &*abort)), "its head reports work there");
+}
+
+#[test]
 fn several_senders_share_one_receive_window() {
     let buffer = |world: usize| {
         let streams = sockets(world, &pair).swap_remove(0);

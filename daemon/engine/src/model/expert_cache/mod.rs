@@ -19,6 +19,7 @@ use super::{
     region::Region,
     slices::{Slices, TensorSlice},
 };
+use crate::collective::WorkCounter;
 
 /// Matrices that are read at a time: disks are fast only with several requests.
 pub const READERS: usize = 8;
@@ -97,6 +98,11 @@ impl ExpertCache {
     /// Sets the stamps of the file's splits when it was hashed.
     pub(super) fn stamp_with(&mut self, stamps: &[Stamp]) {
         self.reading.source.stamps = stamps.to_vec();
+    }
+
+    /// Counts reads as work of an engine.
+    pub(super) fn report_to(&mut self, work: &WorkCounter) {
+        self.reading.source.work = work.clone();
     }
 
     /// For how many experts it has room, and how many there are.
@@ -270,6 +276,8 @@ struct ExpertSource {
     file: Arc<GgufFile>,
     /// Stamps of the file's splits when it was hashed: experts of a changed file are never used.
     stamps: Vec<Stamp>,
+    /// Counts each piece that was read.
+    work: WorkCounter,
 }
 
 impl ExpertSource {
@@ -280,14 +288,24 @@ impl ExpertSource {
             advise(posix_fadvise(split, 0, 0, PosixFadviseAdvice::POSIX_FADV_RANDOM));
             advise(posix_fadvise(split, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED));
         }
-        Self { file: Arc::clone(file), stamps: Vec::new() }
+        Self { file: Arc::clone(file), stamps: Vec::new(), work: WorkCounter::default() }
     }
 
     fn fill(&self, read: &mut MatrixRead<'_>, rows: &mut Vec<u8>) -> Result<(), ExpertError> {
         let MatrixRead { slice, matrix, out } = read;
-        let filled = slice.fill(&self.file, *matrix, 0, rows, out).and_then(|()| self.check(slice));
+        let filled = self.fill_pieces(slice, *matrix, rows, out).and_then(|()| self.check(slice));
         self.leave_pages(slice, *matrix);
         filled.map_err(|source| ExpertError { tensor: slice.name().to_owned(), source })
+    }
+
+    /// Reads a matrix in pieces that are counted one by one: on a slow disk, all readers together may take longer for
+    /// their matrices than the engine's watchers wait.
+    fn fill_pieces(&self, slice: &TensorSlice, matrix: usize, rows: &mut Vec<u8>, out: &mut [u8]) -> io::Result<()> {
+        for (first, piece) in slice.pieces(out) {
+            slice.fill(&self.file, matrix, first, rows, piece)?;
+            self.work.advance();
+        }
+        Ok(())
     }
 
     /// Checked after a read: a write changes the file's times before its bytes.

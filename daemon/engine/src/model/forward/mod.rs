@@ -5,7 +5,7 @@ mod output;
 
 use common::{ids::LayerIndex, limits::SLOTS_MAX};
 use kernels::{Compute, matmul};
-use models::{Mixer, Scaling};
+use models::Mixer;
 use telemetry::SyncKind;
 use topology::LayerCut;
 
@@ -25,7 +25,7 @@ use super::{
     rope::Rope,
     weights::{Layer, Shard},
 };
-use crate::collective::{Collective, CollectiveError};
+use crate::collective::{Collective, CollectiveError, WorkCounter};
 use crate::model::batch::{Batch, Scratch, text_lengths};
 
 /// Receives a notification as soon as a layer has stored its keys and values.
@@ -89,7 +89,7 @@ impl Model {
     /// `context_length` positions.
     pub fn new(shard: Shard, cache: KvCache, compute: Compute, context_length: usize) -> Self {
         let ropes = shard.spec.ropes.iter().map(|rope| {
-            let is_long = matches!(&rope.scaling, Scaling::Long(long) if context_length > long.original_context);
+            let is_long = rope.takes_long_divisors(context_length) == Some(true);
             let factors = if is_long { &shard.rope_factors_long } else { &shard.rope_factors };
             Rope::new(rope, factors.as_deref())
         });
@@ -126,6 +126,12 @@ impl Model {
     /// Makes the model wait at this pace instead of computing.
     pub fn paced(self, pace: Option<Pace>) -> Self {
         Self { pace, ..self }
+    }
+
+    /// Counts reads of the model's file, and the waits of a paced model, as work of an engine.
+    pub fn report_to(&mut self, work: &WorkCounter) {
+        self.shard.report_to(work);
+        self.pace.iter_mut().for_each(|pace| pace.report_to(work));
     }
 
     /// The weights.

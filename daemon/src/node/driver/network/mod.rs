@@ -30,7 +30,7 @@ const LINES_MAX: usize = 4;
 const KNOWN_MAX: usize = protocol::network::PEERS_MAX;
 /// Capacity of the progress queue.
 const PROGRESS_MAX: usize = 8;
-/// An engine that finished a collective within this time counts as busy.
+/// An engine that made progress within this time counts as busy.
 const QUIET: Duration = Duration::from_millis(250);
 
 /// This node's view of its network.
