@@ -12,7 +12,11 @@ use protocol::{BUILD, PORT};
 use serde_json::json;
 use telemetry::{Health, finding::exit_code};
 
-use crate::{config::Config, health::Monitor, print::line_out};
+use crate::{
+    config::Config,
+    health::{Monitor, WatchedFolders},
+    print::line_out,
+};
 
 /// Time between the two readings from which rates are computed.
 const INTERVAL: Duration = Duration::from_millis(500);
@@ -38,9 +42,9 @@ pub fn run(check: &Check, config: Option<&Config>) -> anyhow::Result<u8> {
     let anywhere = SocketAddr::from((IpAddr::V4(Ipv4Addr::UNSPECIFIED), PORT));
     // A daemon on loopback does not serve other machines yet; the check is about the link that it will use.
     let listen = config.map(|config| config.listen).filter(|address| !address.ip().is_loopback()).unwrap_or(anywhere);
-    let models =
-        config.and_then(|config| config.models.first()).map_or(Path::new("/var/lib/bramble"), PathBuf::as_path);
-    let mut monitor = Monitor::new(&check.root, listen, models);
+    let usual = PathBuf::from("/var/lib/bramble");
+    let usual = WatchedFolders { models: vec![usual.join("models")], state: usual };
+    let mut monitor = Monitor::new(&check.root, listen, config.map_or(usual, Config::watched_folders));
     let first = monitor.read(Instant::now());
     let health = if check.root == Path::new("/") {
         std::thread::sleep(INTERVAL);

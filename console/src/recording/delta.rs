@@ -113,7 +113,7 @@ delta! {
             recovers: bool,
             rolling: Option<Rolling>,
         }
-        later { hops: Vec<HopSync>, desired: Option<Box<Topology>>, measured: Measured, neighbours: Vec<String>, unloaded: Option<(Epoch, TopologyHash)>, expected: Option<Box<Topology>>, store: Option<StoreUse> }
+        later { hops: Vec<HopSync>, desired: Option<Box<Topology>>, measured: Measured, neighbours: Vec<String>, unloaded: Option<(Epoch, TopologyHash)>, expected: Option<Box<Topology>>, store: Option<StoreUse>, memory_max: Option<Bytes> }
         packed { layers: Rows }
         nested { health: HealthDelta }
     }

@@ -8,7 +8,7 @@ use std::{
 use common::{
     fault::{Fault, FaultKind},
     ids::{MemberIndex, TopologyHash},
-    units::{Celsius, Nanoseconds},
+    units::{Bytes, Celsius, Nanoseconds},
 };
 use telemetry::NodeState;
 use tempfile::TempDir;
@@ -99,6 +99,7 @@ fn session() -> Vec<(u64, Event)> {
             let mut next = running(node, NodeState::Serving, round % 3 == 0);
             next.health.temperature = (round % 7 != 0).then_some(Celsius(50.0 + round as f32 / 10.0));
             next.unix_ms = u64::from(round) * 250;
+            next.memory_max = (round > 100).then_some(Bytes(3 << 30));
             if round > 150 {
                 next.topology = None;
                 next.state = NodeState::Idle;

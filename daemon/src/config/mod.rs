@@ -16,7 +16,7 @@ use stored::{KvStoreSetting, KvStoreSettings};
 
 use crate::{
     gateway,
-    health::{machine::host_name, memory},
+    health::{WatchedFolders, machine::host_name, memory},
 };
 
 /// State folder of a packaged daemon.
@@ -235,6 +235,11 @@ pub struct Config {
 }
 
 impl Config {
+    /// The folders whose disks are watched.
+    pub fn watched_folders(&self) -> WatchedFolders {
+        WatchedFolders { models: self.models.clone(), state: self.state.clone() }
+    }
+
     /// Settings for a check of the machine: those of the named file, otherwise of the packaged file if it is readable,
     /// otherwise none.
     ///

@@ -1,9 +1,15 @@
-//! The file system that holds the models: its disk, its free space, and the read rate of large reads.
-use std::path::{Path, PathBuf};
+//! The file systems that hold models and state: their disks, their free space, and the read rates of large reads.
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use common::units::Bytes;
 use nix::sys::statvfs::statvfs;
-use telemetry::health::{DiskUse, Space, Storage};
+use telemetry::{
+    Health, Severity, Warning,
+    health::{DiskUse, Space, Storage},
+};
 
 use super::root::Root;
 
@@ -11,6 +17,69 @@ use super::root::Root;
 const READ_MIN: u64 = 16 << 20;
 /// Bytes of a sector in /proc/diskstats, regardless of the disk's sector size.
 const SECTOR: u64 = 512;
+
+/// The folders whose disks are watched. They need not exist yet.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WatchedFolders {
+    /// Those of the models, in search order. Only the first one is written: the disks of the others may be full or
+    /// read-only.
+    pub models: Vec<PathBuf>,
+    /// That of the state.
+    pub state: PathBuf,
+}
+
+/// The watched disks.
+#[derive(Debug)]
+pub(super) struct Disks {
+    folders: WatchedFolders,
+    /// By mount point.
+    reads: BTreeMap<String, Reads>,
+}
+
+impl Disks {
+    pub(super) fn new(folders: WatchedFolders) -> Self {
+        Self { folders, reads: BTreeMap::new() }
+    }
+
+    /// Watches the disks of other folders from now on.
+    pub(super) fn watch(&mut self, folders: WatchedFolders) {
+        if self.folders != folders {
+            *self = Self::new(folders);
+        }
+    }
+
+    /// Of the disks that are written, the one with the worst problem, because a report has room for one; without a
+    /// problem, that of the first model folder.
+    pub(super) fn read(&mut self, root: &Root) -> Option<DiskUse> {
+        let WatchedFolders { models, state } = &self.folders;
+        let of_models = models.iter().filter_map(|folder| mount(root, &existing(root, folder)));
+        let of_models: Vec<String> = of_models.map(|mount| mount.point).collect();
+        let mut worst: Option<(Option<Severity>, DiskUse)> = None;
+        for folder in models.first().into_iter().chain([state]) {
+            let folder = existing(root, folder);
+            let Some(mount) = mount(root, &folder) else { continue };
+            if worst.as_ref().is_some_and(|(_, disk)| disk.mount == mount.point) {
+                continue;
+            }
+            let mut disk = of_mount(root, &folder, self.reads.entry(mount.point.clone()).or_default(), mount);
+            if !of_models.contains(&disk.mount) {
+                // Readers of a report take these for properties of the disk that holds the models.
+                (disk.storage, disk.read_rate) = (Storage::Other, None);
+            }
+            let problem = problem(&disk);
+            if worst.as_ref().is_none_or(|(before, _)| problem > *before) {
+                worst = Some((problem, disk));
+            }
+        }
+        worst.map(|(_, disk)| disk)
+    }
+}
+
+/// The severity of the worst problem of a disk.
+fn problem(disk: &DiskUse) -> Option<Severity> {
+    let health = Health { disk: Some(disk.clone()), ..Health::default() };
+    health.warnings().iter().map(Warning::severity).max()
+}
 
 /// Counters of the previous reading, and the best rate so far.
 #[derive(Debug, Default)]
@@ -38,23 +107,33 @@ struct Mount {
 pub(super) fn read(root: &Root, folder: &Path, reads: &mut Reads) -> Option<DiskUse> {
     let folder = existing(root, folder);
     let mount = mount(root, &folder)?;
+    Some(of_mount(root, &folder, reads, mount))
+}
+
+fn of_mount(root: &Root, folder: &Path, reads: &mut Reads, mount: Mount) -> DiskUse {
     let device = device(root, &mount);
     let storage = storage(root, &mount, device.as_deref());
     let counters = device.as_deref().and_then(|device| counters(root, device));
-    Some(DiskUse {
+    DiskUse {
         device: device.unwrap_or(mount.source),
         storage,
         is_read_only: mount.is_read_only,
-        space: space(root, &folder),
+        space: space(root, folder, &mount.point),
         read_rate: reads.rate(counters),
         mount: mount.point,
-    })
+    }
 }
 
-/// The folder, or its nearest existing parent. A fixture has one file system.
+/// The folder, or its nearest existing parent. Folders of a fixture are below its root.
 fn existing(root: &Root, folder: &Path) -> PathBuf {
-    let found = folder.ancestors().find_map(|folder| folder.canonicalize().ok());
-    if root.is_machine() { found.unwrap_or_else(|| "/".into()) } else { "/".into() }
+    let found = folder.ancestors().find_map(|folder| match root.is_machine() {
+        true => folder.canonicalize().ok(),
+        false => {
+            let below = folder.strip_prefix("/").ok()?;
+            root.has(&below.to_string_lossy()).then(|| folder.to_owned())
+        }
+    });
+    found.unwrap_or_else(|| "/".into())
 }
 
 /// The mount whose mount point is the longest prefix of the folder; of several mounts on one point, the last one is
@@ -117,8 +196,9 @@ fn storage(root: &Root, mount: &Mount, device: Option<&str>) -> Storage {
     }
 }
 
-/// The result of statvfs(3). No file of /proc has it, so a fixture has a file `statvfs` with both numbers of bytes.
-fn space(root: &Root, folder: &Path) -> Option<Space> {
+/// The result of statvfs(3). No file of /proc has it, so each mount point of a fixture has a file `statvfs` with both
+/// numbers of bytes.
+fn space(root: &Root, folder: &Path, point: &str) -> Option<Space> {
     if root.is_machine() {
         let found = statvfs(folder).ok()?;
         let block = found.fragment_size() as u64;
@@ -126,7 +206,7 @@ fn space(root: &Root, folder: &Path) -> Option<Space> {
         let (total, available) = (found.blocks() as u64, found.blocks_available() as u64);
         return Some(Space { total: bytes(total), available: bytes(available) });
     }
-    let text = root.text("statvfs")?;
+    let text = root.text(format!("{point}/statvfs").trim_start_matches('/'))?;
     let mut numbers = text.split_whitespace().map(|word| word.parse().ok().map(Bytes));
     Some(Space { total: numbers.next()??, available: numbers.next()?? })
 }

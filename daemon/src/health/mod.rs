@@ -20,20 +20,24 @@ mod time;
 mod voltage;
 mod window;
 
-use std::{
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    time::Instant,
-};
+use std::{net::SocketAddr, path::Path, time::Instant};
 
 use telemetry::{
     Health,
     health::{Hardware, Storage},
 };
 
+pub use self::disk::WatchedFolders;
 use self::{
-    disk::Reads, eee::Ethtool, firmware::Firmware, load::CpuCounters, memory::Swap, power::Pmic, root::Root,
-    scheduling::Scheduling, window::Window,
+    disk::{Disks, Reads},
+    eee::Ethtool,
+    firmware::Firmware,
+    load::CpuCounters,
+    memory::Swap,
+    power::Pmic,
+    root::Root,
+    scheduling::Scheduling,
+    window::Window,
 };
 
 /// The kind of disk that holds a folder, which need not exist yet, and the size of its file system in bytes. `root` is
@@ -48,7 +52,7 @@ pub fn disk_of(root: &Path, folder: &Path) -> (Option<Storage>, Option<u64>) {
 pub struct Monitor {
     root: Root,
     listen: SocketAddr,
-    models: PathBuf,
+    disks: Disks,
     /// Detected by the first reading.
     firmware: Option<Firmware>,
     /// Detected by the first reading.
@@ -57,7 +61,6 @@ pub struct Monitor {
     hardware: Option<Hardware>,
     /// Detected by the first reading.
     ethtool: Option<Ethtool>,
-    reads: Reads,
     frames: Window,
     segments: Window,
     swap: Swap,
@@ -66,18 +69,17 @@ pub struct Monitor {
 }
 
 impl Monitor {
-    /// Sources below `root` (`/`: this machine) for a node that listens on `listen` and keeps models in `models`. Opens
+    /// Sources below `root` (`/`: this machine) for a node that listens on `listen` and uses these folders. Opens
     /// nothing yet.
-    pub fn new(root: &Path, listen: SocketAddr, models: &Path) -> Self {
+    pub fn new(root: &Path, listen: SocketAddr, folders: WatchedFolders) -> Self {
         Self {
             root: Root::new(root),
             listen,
-            models: models.into(),
+            disks: Disks::new(folders),
             firmware: None,
             pmic: None,
             hardware: None,
             ethtool: None,
-            reads: Reads::default(),
             frames: Window::default(),
             segments: Window::default(),
             swap: Swap::default(),
@@ -86,12 +88,9 @@ impl Monitor {
         }
     }
 
-    /// Reads the disk of this folder from now on.
-    pub fn watch_disk_of(&mut self, models: &Path) {
-        if self.models != models {
-            // Rates are those of one disk.
-            (self.models, self.reads) = (models.into(), Reads::default());
-        }
+    /// Reads the disks of these folders from now on.
+    pub fn watch_disks(&mut self, folders: WatchedFolders) {
+        self.disks.watch(folders);
     }
 
     /// Reads all sources; a few milliseconds. Rates are relative to the previous reading.
@@ -107,7 +106,7 @@ impl Monitor {
             firmware: self.firmware.get_or_insert_with(|| Firmware::find(root)).read(root),
             is_voltage_low: voltage::read(root),
             memory: memory::read(root, &mut self.swap, now),
-            disk: disk::read(root, &self.models, &mut self.reads),
+            disk: self.disks.read(root),
             link: interface.and_then(|interface| link::read(root, &interface, ethtool, frames, now)),
             tcp: tcp::read(root, &mut self.segments, now),
             load: self.load.read(root),

@@ -18,7 +18,12 @@ fn fixture(name: &str) -> PathBuf {
 }
 
 fn monitor(root: &Path) -> Monitor {
-    Monitor::new(root, ([192, 168, 1, 11], 9999).into(), Path::new("/models"))
+    Monitor::new(root, ([192, 168, 1, 11], 9999).into(), folders("/models"))
+}
+
+/// One folder for models and state.
+fn folders(path: &str) -> WatchedFolders {
+    WatchedFolders { models: vec![path.into()], state: path.into() }
 }
 
 /// Expected values of a fixture: temperature, (governor, clock, limit), bits, (interface, speed), the words of the
@@ -109,7 +114,8 @@ fn problems_are_found() {
     findings("pi4-slow-link", &slow, 6);
     findings("pi5-wifi", &["link_wireless", "governor_scales"], 6);
     let full = findings("pi4-full-disk", &["disk_read_only", "disk_full", "sd_card", "governor_scales"], 7);
-    assert!(full.findings()[0].fix.contains("sudo mount -o remount,rw /"), "{:?}", full.findings());
+    let remount = "sudo mount -o remount,rw \"$(findmnt -n -o TARGET -T /)\"";
+    assert!(full.findings()[0].fix.contains(remount), "{:?}", full.findings());
     let bare = findings("pi4-bare", &["sd_card"], 0);
     for missing in ["temperature", "clock and governor", "throttle bits of the firmware", "time synchronisation"] {
         assert!(bare.unread().contains(&missing), "{missing}: {:?}", bare.unread());
@@ -131,6 +137,55 @@ fn disk_read_rate_is_known_after_a_large_read() {
     assert_eq!(rate(2000 + (1 << 20), 560), Some(Bytes(1 << 30)));
     assert_eq!(rate(2000 + (2 << 20), 60_560), Some(Bytes(1 << 30)), "the best stays");
     assert_eq!(rate(0, 0), Some(Bytes(1 << 30)), "counters that go back");
+}
+
+#[test]
+fn worst_of_the_written_disks_is_reported() {
+    const FREE: u64 = 1 << 39;
+    let copy = Copy::of("pi4", "disks");
+    for folder in ["mnt/ssd/models", "image/models"] {
+        fs::create_dir_all(copy.0.join(folder)).expect("a folder can be made");
+    }
+    // Later model folders are never written: this one is on an image, which is always full and read-only.
+    let models = vec!["/mnt/ssd/models".into(), "/image/models".into()];
+    let folders = WatchedFolders { models, state: "/state".into() };
+    let mut monitor = Monitor::new(&copy.0, ([192, 168, 1, 11], 9999).into(), folders.clone());
+    copy.write("image/statvfs", format!("{} 0", 1_u64 << 40).as_bytes());
+    let mut sectors = 0;
+    let mut read = |monitor: &mut Monitor, ssd: u64, card: &str, card_free: u64| {
+        let lines = [
+            format!("25 1 179:2 / / rw shared:1 - ext4 /dev/root {card}"),
+            "26 25 8:1 / /mnt/ssd rw shared:2 - ext4 /dev/sda1 rw".to_owned(),
+            "27 25 7:1 / /image ro shared:3 - ext4 /dev/loop1 ro".to_owned(),
+        ];
+        copy.write("proc/self/mountinfo", lines.join("\n").as_bytes());
+        copy.write("mnt/ssd/statvfs", format!("{} {ssd}", 1_u64 << 40).as_bytes());
+        copy.write("statvfs", format!("{} {card_free}", 1_u64 << 40).as_bytes());
+        sectors += 1 << 20;
+        copy.write("proc/diskstats", format!(" 179 0 mmcblk0 1 0 {sectors} 9 0 0 0 0 0 {sectors} 9\n").as_bytes());
+        let health = monitor.read(Instant::now());
+        let found: Vec<&str> = health.findings().iter().map(|finding| finding.code).collect();
+        let found = found.into_iter().filter(|code| *code != "governor_scales").collect::<Vec<_>>().join(", ");
+        (health.disk.expect("there are disks"), found)
+    };
+    for (ssd, card, card_free, mount, findings) in [
+        (FREE, "rw", FREE, "/mnt/ssd", ""),
+        (1 << 30, "rw", FREE, "/mnt/ssd", "disk_short"),
+        (FREE, "rw", 1 << 30, "/", "disk_short"),
+        (1 << 30, "rw", 1 << 20, "/", "disk_full"),
+        (1 << 20, "rw", 1 << 30, "/mnt/ssd", "disk_full"),
+        (FREE, "ro", FREE, "/", "disk_read_only"),
+    ] {
+        let (disk, found) = read(&mut monitor, ssd, card, card_free);
+        assert_eq!((disk.mount.as_str(), found.as_str()), (mount, findings), "{ssd}, {card}, {card_free}");
+        assert_eq!((disk.storage, disk.read_rate), (Storage::Other, None), "no models are on the card: {disk:?}");
+    }
+    let models = [folders.models, vec!["/models".into()]].concat();
+    monitor.watch_disks(WatchedFolders { models, ..folders });
+    read(&mut monitor, FREE, "ro", FREE);
+    let (disk, found) = read(&mut monitor, FREE, "ro", FREE);
+    assert_eq!((disk.mount.as_str(), found.as_str()), ("/", "disk_read_only, sd_card"));
+    assert!(disk.storage == Storage::Sd && disk.read_rate.is_some(), "some models are there: {disk:?}");
 }
 
 /// A copy of a fixture that a test may change.
@@ -292,7 +347,7 @@ fn malformed_or_missing_files_give_no_reading_and_no_panic() {
 
 #[test]
 fn this_machine_can_be_read() {
-    let mut monitor = Monitor::new(Path::new("/"), ([127, 3, 2, 1], 9999).into(), Path::new("/no/such/folder"));
+    let mut monitor = Monitor::new(Path::new("/"), ([127, 3, 2, 1], 9999).into(), folders("/no/such/folder"));
     monitor.read(Instant::now());
     let health = monitor.read(Instant::now());
     assert!(health.memory.is_some_and(|memory| memory.total.0 > memory.available.0));
@@ -303,9 +358,9 @@ fn this_machine_can_be_read() {
 
 #[test]
 fn disk_of_another_folder_is_read_after_a_reload() {
-    let mut monitor = Monitor::new(Path::new("/"), ([127, 3, 2, 1], 9999).into(), Path::new("/no/such/folder"));
+    let mut monitor = Monitor::new(Path::new("/"), ([127, 3, 2, 1], 9999).into(), folders("/no/such/folder"));
     monitor.read(Instant::now());
-    monitor.watch_disk_of(Path::new("/proc"));
+    monitor.watch_disks(folders("/proc"));
     let disk = monitor.read(Instant::now()).disk.expect("it is mounted");
     assert_eq!((disk.mount.as_str(), disk.read_rate), ("/proc", None));
 }

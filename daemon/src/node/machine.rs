@@ -18,6 +18,7 @@ use topology::{Exclusions, Member, Place, Rolling, Topology};
 use super::{
     benches::Benches,
     event::{EngineCommand, Event, ExclusionWrites, PeerDrain, ReplyTo, SessionId},
+    neighbours::Neighbours,
     quorum::Acceptor,
     requests::{NewRequest, Requests},
     tombstone::Tombstone,
@@ -142,8 +143,7 @@ pub struct Node {
     /// Drain limit of a restart that specified one.
     pub(super) drain_for: Option<Duration>,
     pub(super) unloaded: Option<Tombstone>,
-    /// Addresses of other nodes of the cluster.
-    pub(super) neighbours: BTreeSet<String>,
+    pub(super) neighbours: Neighbours,
 }
 
 /// Initial state of a node.
@@ -201,7 +201,7 @@ impl Node {
             rolling,
             drain_for: None,
             unloaded: unloaded.map(Tombstone::of),
-            neighbours,
+            neighbours: Neighbours::new(neighbours),
         }
     }
 

@@ -10,6 +10,7 @@ pub mod effect;
 pub mod event;
 pub mod machine;
 mod models;
+mod neighbours;
 mod operate;
 pub mod pulse;
 pub mod quorum;

@@ -30,7 +30,7 @@ impl Node {
             of("finished requests", over, OVER_MAX),
             of("exclusions", self.exclusions.0.len(), EXCLUSIONS_MAX),
             of("exclusions that wait for the disk", self.exclusion_writes.waiting.len(), EXCLUSION_WRITES_MAX),
-            of("neighbours", self.neighbours.len(), NODES_MAX),
+            of("neighbours", self.neighbours.count(), NODES_MAX),
             of("groups with this witness", self.voter.witnessed.len(), WITNESSED_MAX),
         ]
     }

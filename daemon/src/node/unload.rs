@@ -1,4 +1,6 @@
 //! Unloading a topology, at an operator's command or after some time without requests, and the other nodes of the cluster.
+use std::collections::BTreeSet;
+
 use common::{
     fault::FaultKind,
     ids::{Epoch, TopologyHash},
@@ -50,7 +52,12 @@ impl Node {
 
     /// Addresses of other nodes of the cluster.
     pub fn neighbours(&self) -> impl Iterator<Item = &String> {
-        self.neighbours.iter()
+        self.neighbours.addresses()
+    }
+
+    /// Never forgets these other nodes of the cluster: the settings name them.
+    pub fn keep_neighbours(&mut self, configured: impl IntoIterator<Item = String>) {
+        self.neighbours.keep(configured);
     }
 
     /// Seconds since the last request of this head ended, if its topology is unloaded after some.
@@ -111,7 +118,7 @@ impl Node {
         }
     }
 
-    /// Remembers addresses of other nodes of the cluster; beyond the largest number of nodes, further ones are ignored.
+    /// Remembers addresses of other nodes of the cluster.
     pub(super) fn meet(&mut self, to: ReplyTo, addresses: Vec<String>) -> Vec<Effect> {
         if addresses.len() > NODES_MAX || !addresses.iter().all(|address| is_address(address)) {
             let reason = format!("the neighbours are not at most {NODES_MAX} entries of the form ADDRESS:PORT");
@@ -124,12 +131,16 @@ impl Node {
 
     /// The record with new neighbours, if there are any.
     pub(super) fn remember(&mut self, addresses: impl IntoIterator<Item = String>) -> Option<Record> {
-        let before = self.neighbours.len();
+        let committed = self.committed.iter().flat_map(|one| [&one.topology, one.desired()]);
+        let assigned = self.running.iter().map(|running| &running.assignment);
+        let assigned = assigned.chain(self.open.iter().map(|open| &open.assignment));
+        let topologies = committed.chain(assigned.map(|assignment| &assignment.topology));
+        let members = topologies.flat_map(|topology| &topology.members);
+        let members: BTreeSet<String> = members.map(|member| member.address.clone()).collect();
+        let mut has_new = false;
         for address in addresses {
-            if self.neighbours.len() < NODES_MAX {
-                self.neighbours.insert(address);
-            }
+            has_new |= self.neighbours.remember(address, &members, self.now);
         }
-        (self.neighbours.len() > before).then(|| Record::Neighbours(self.neighbours.iter().cloned().collect()))
+        has_new.then(|| Record::Neighbours(self.neighbours.addresses().cloned().collect()))
     }
 }

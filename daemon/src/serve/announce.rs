@@ -1,8 +1,13 @@
 //! Announces the node on the local network by multicast DNS. A thread of the library answers queries; nothing else
 //! depends on it.
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    path::Path,
+    time::Duration,
+};
 
 use mdns_sd::{IfKind, ServiceDaemon, ServiceInfo};
+use nix::ifaddrs::getifaddrs;
 use protocol::{
     BUILD,
     discovery::{Announcement, SERVICE},
@@ -10,19 +15,31 @@ use protocol::{
 };
 use tokio::time::sleep;
 
-/// Interval of checks whether the node has been adopted.
+/// Interval of checks whether the node has been adopted, or its wireless addresses have changed.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// Announces the node until the task is dropped, and again when it gets a key.
+/// Announces the node until the task is dropped, and again when it gets a key or other wireless addresses.
 pub(super) async fn keep(listen: SocketAddr, name: String) {
     loop {
         let claimed = keyring::own().has_key();
-        let said = Announcement { name: name.clone(), build: BUILD.into(), claimed: Some(claimed) };
+        let wireless = wireless_addresses();
+        let said = Announcement { name: name.clone(), build: BUILD.into(), claimed: Some(claimed), wireless };
         let _announcer = Announcer::begin(listen, &said);
-        while keyring::own().has_key() == claimed {
+        while keyring::own().has_key() == claimed && wireless_addresses() == said.wireless {
             sleep(LOOK).await;
         }
     }
+}
+
+/// The addresses of the wireless interfaces. The library announces them next to those of the cable.
+fn wireless_addresses() -> Vec<Ipv4Addr> {
+    let class = Path::new("/sys/class/net");
+    let interfaces = getifaddrs().into_iter().flatten();
+    let wireless = interfaces.filter(|each| class.join(&each.interface_name).join("wireless").exists());
+    let addresses = wireless.filter_map(|each| Some(each.address?.as_sockaddr_in()?.ip()));
+    let mut addresses: Vec<Ipv4Addr> = addresses.collect();
+    addresses.sort_unstable();
+    addresses
 }
 
 /// An announcement, withdrawn when this is dropped.

@@ -187,6 +187,7 @@ pub async fn serve(
         tokio::spawn(watch_parent());
     }
     tokio::spawn(reload_at(signals.hangups, inputs.clone(), arguments));
+    tokio::spawn(keys::keep_expiries(current.clone()));
     let sessions = TaskTracker::new();
     let desk = Desk::new(config.state.clone());
     let host = Arc::new(Host {

@@ -24,48 +24,79 @@ pub(super) fn longest(
     machines: &[&str],
 ) -> u32 {
     let of = |context_length: u32| Topology { context_length, ..topology.clone() };
-    if has_room(&of(most), sizes, reports, machines) {
+    let least = most.min(CONTEXT_LEAST);
+    let beside = NodesMemory { sizes, reports, machines, unloads_first: false };
+    // If not even the least context fits next to the running shards, they leave before the next ones are loaded
+    // (`previous`), and their memory counts. If it fits, a longer one is not worth a pause of all answers.
+    let memory = NodesMemory { unloads_first: !beside.has_room(&of(least)), ..beside };
+    if memory.has_room(&of(most)) {
         return most;
     }
-    let (mut fits, mut too_long) = (most.min(CONTEXT_LEAST) / STEP, most / STEP + 1);
+    let (mut fits, mut too_long) = (least / STEP, most / STEP + 1);
     while too_long - fits > 1 {
         let middle = fits.midpoint(too_long);
-        let is_room = has_room(&of(middle * STEP), sizes, reports, machines);
+        let is_room = memory.has_room(&of(middle * STEP));
         *(if is_room { &mut fits } else { &mut too_long }) = middle;
     }
-    (fits * STEP).max(most.min(CONTEXT_LEAST))
+    (fits * STEP).max(least)
 }
 
-fn has_room(topology: &Topology, sizes: &ModelSizes, reports: &[NodeReport], machines: &[&str]) -> bool {
-    (0..topology.layout.replicas).all(|replica| {
-        let Ok(needed) = memory::of_replica(sizes, topology, replica) else { return false };
-        let Some(free) = usable(topology.layout.members(replica), reports, machines) else { return false };
-        needed.iter().zip(&free).all(|(needed, free)| needed.total() <= *free)
-            && survives_loss(topology, replica, &free, sizes)
-    })
+/// The memory of the nodes of a topology, as they report it.
+#[derive(Clone, Copy)]
+struct NodesMemory<'a> {
+    sizes: &'a ModelSizes,
+    reports: &'a [NodeReport],
+    machines: &'a [&'a str],
+    /// Whether the running shards are unloaded before the next ones are loaded.
+    unloads_first: bool,
 }
 
-/// Memory of each of these members that a shard may take; `None` if one has no reading.
-fn usable(members: Range<usize>, reports: &[NodeReport], machines: &[&str]) -> Option<Vec<Bytes>> {
-    let free = members.map(|member| {
-        let memory = reports.get(member)?.health.memory.as_ref()?;
-        let mates = machines.iter().filter(|machine| Some(*machine) == machines.get(member)).count() as u64;
-        let free = memory.available.0 / mates.max(1);
-        // 0 would mean that it is unknown.
-        Some(Bytes((free - free / LEFT).max(1)))
-    });
-    free.collect()
+impl NodesMemory<'_> {
+    fn has_room(&self, topology: &Topology) -> bool {
+        (0..topology.layout.replicas).all(|replica| {
+            let members = topology.layout.members(replica);
+            let Ok(needed) = memory::of_replica(self.sizes, topology, replica) else { return false };
+            let Some(free) = self.usable(members.clone(), self.unloads_first) else { return false };
+            // When a node is lost, the shards that run now have left.
+            let Some(later) = self.usable(members, true) else { return false };
+            needed.iter().zip(&free).all(|(needed, free)| needed.total() <= *free)
+                && survives_loss(topology, replica, &later, self.sizes)
+        })
+    }
+
+    /// Memory of each of these members that a shard may take, with the running shards or after they have left, at most
+    /// the limit of its settings; `None` if one has no reading.
+    fn usable(&self, members: Range<usize>, have_left: bool) -> Option<Vec<Bytes>> {
+        let free = members.map(|member| {
+            let report = self.reports.get(member)?;
+            let machine = self.machines.get(member);
+            let mates = self.machines.iter().filter(|other| Some(*other) == machine).count() as u64;
+            let free = match mates {
+                // Nodes on one machine do not unload together: each may load while another one still holds its shard.
+                2.. => Bytes(report.health.memory?.available.0 / mates),
+                _ if have_left => report.free_without_shard()?,
+                _ => report.health.memory?.available,
+            };
+            // The limit is that of the shard alone. 0 would mean that it is unknown.
+            Some(report.within_limit(Bytes(free.0 - free.0 / LEFT)).max(Bytes(1)))
+        });
+        free.collect()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use common::ids::{MemberIndex, ModelIdentity};
     use planner::replan::{Stays, replan};
+    use protocol::message::Previous;
     use telemetry::health::MemoryUse;
     use topology::{Draft, Layout, Member, sizes::Quantisation};
 
     use super::*;
-    use crate::fixtures::{self, idle_report};
+    use crate::{
+        fixtures::{self, idle_report},
+        previous::previous,
+    };
 
     fn sizes() -> ModelSizes {
         ModelSizes::known("llama-3.1-8b", Quantisation::Q4_0).expect("it is known")
@@ -130,6 +161,43 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn memory_of_shards_that_must_leave_first_counts() {
+        let of = |gib: u64, machines: [&str; 4]| {
+            let mut reports = reports(4, gib);
+            for report in &mut reports {
+                (report.shard, report.memory_resident) = (Bytes(3 << 30), Bytes(3 << 30));
+            }
+            let context_length = longest(&topology(4), 131_072, &sizes(), &reports, &machines);
+            let next = Topology { context_length, ..topology(4) };
+            (context_length, previous(&next, &reports, &sizes()))
+        };
+        let apart = ["a", "b", "c", "d"];
+        assert_eq!(of(1, apart), (context(4, 4, 131_072, false), vec![Previous::Leaves; 4]));
+        let (beside, kept) = of(4, apart);
+        assert!((context(4, 4, 131_072, false)..context(4, 7, 131_072, false)).contains(&beside), "{beside}");
+        assert_eq!(kept, [Previous::Serves; 4], "no pause");
+        assert_eq!(of(4, ["a"; 4]), (CONTEXT_LEAST, vec![Previous::Serves; 4]), "one loads while another still serves");
+    }
+
+    #[test]
+    fn context_fits_below_the_limits_of_the_settings() {
+        let expected = context(4, 4, 131_072, false);
+        assert!(expected < 131_072, "{expected}");
+        let mut reports = reports(4, 64);
+        // As much as is left of 4 GiB for a shard.
+        reports.iter_mut().for_each(|report| report.memory_max = Some(Bytes((4 << 30) / LEFT * (LEFT - 1))));
+        let found = |reports: &[NodeReport], machines| longest(&topology(4), 131_072, &sizes(), reports, machines);
+        assert_eq!(found(&reports, &["a", "b", "c", "d"]), expected);
+        assert_eq!(found(&reports, &["a"; 4]), expected, "each has a limit of its own");
+        for report in &mut reports {
+            (report.shard, report.memory_resident) = (Bytes(3 << 30), Bytes(3 << 30));
+        }
+        assert_eq!(found(&reports, &["a", "b", "c", "d"]), expected, "a limit counts for each shard");
+        reports.iter_mut().for_each(|report| report.memory_max = Some(Bytes(4 << 30)));
+        assert!(found(&reports, &["a", "b", "c", "d"]) > expected, "a shard may take all of the limit");
     }
 
     #[test]

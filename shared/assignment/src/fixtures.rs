@@ -123,5 +123,6 @@ pub fn idle_report(name: &str) -> NodeReport {
         unloaded: None,
         expected: None,
         store: None,
+        memory_max: None,
     }
 }

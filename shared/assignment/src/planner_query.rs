@@ -40,7 +40,7 @@ pub struct PlannerNode {
     pub cores: usize,
     /// Its kernel table.
     pub kernels: String,
-    /// Bytes available for a shard.
+    /// Bytes available for a shard, at most the limit of its settings.
     pub memory: u64,
     /// Its measurements since its start.
     pub measured: Measured,
@@ -86,14 +86,14 @@ pub struct PlannerAnswer {
 impl PlannerNode {
     /// Builds a node from its report. With `keeps`, the current shard stays in memory and its bytes are not available.
     pub fn of(place: usize, machine: &str, cores: usize, report: &NodeReport, keeps: bool) -> Self {
-        let free = report.health.memory.map_or(0, |memory| memory.available.0);
+        let free = if keeps { report.free_next_to_shard() } else { report.free_for_next_shard() };
         Self {
             place,
             name: report.name.clone(),
             machine: machine.to_owned(),
             cores,
             kernels: report.kernels.clone(),
-            memory: if keeps { free } else { report.free_for_next_shard().map_or(0, |free| free.0) },
+            memory: free.map_or(0, |free| free.0),
             measured: report.measured.clone(),
         }
     }
@@ -276,10 +276,12 @@ pub fn links_known<'a>(nodes: impl Iterator<Item = (&'a str, &'a [KnownLink])> +
 
 #[cfg(test)]
 mod tests {
-    use common::units::Nanoseconds;
+    use common::units::{Bytes, Nanoseconds};
+    use telemetry::health::MemoryUse;
     use topology::sizes::Quantisation;
 
     use super::*;
+    use crate::fixtures::idle_report;
 
     fn known(peer: usize, us: u64, megabits: u64) -> KnownLink {
         let bits_per_second = megabits * 1_000_000;
@@ -354,6 +356,18 @@ mod tests {
         assert_eq!(planned(slow.clone(), "llama-3.2-1b").plan, far.plan, "planning is deterministic");
         slow.nodes.iter_mut().for_each(|node| node.machine = "one".into());
         assert_eq!(planned(slow, "llama-3.2-1b").past_knee(tp4), None, "ranks on one machine share its cores");
+    }
+
+    #[test]
+    fn planner_uses_no_more_memory_than_a_node_may() {
+        let mut report = idle_report("pi0");
+        report.health.memory = Some(MemoryUse { available: Bytes(6000), ..MemoryUse::default() });
+        (report.shard, report.memory_resident) = (Bytes(1000), Bytes(1200));
+        for (most, beside, alone) in [(None, 6000, 7000), (Some(6500), 6000, 6500), (Some(3000), 3000, 3000)] {
+            report.memory_max = most.map(Bytes);
+            let found = [true, false].map(|keeps| PlannerNode::of(0, "m", 4, &report, keeps).memory);
+            assert_eq!(found, [beside, alone], "{most:?}");
+        }
     }
 
     #[test]

@@ -97,6 +97,9 @@ mod tests {
         );
         let long = pause(&next, 1, &crowded, &sizes).expect("its disk is measured").as_secs();
         assert!((5..20).contains(&long), "{long} s for a third of 600 MiB at 20 MiB/s");
+        // The node refuses a shard above its limit, however much memory is free.
+        let limited = NodeReport { memory_max: Some(Bytes(20 * MIB)), ..report(1, 100) };
+        assert_eq!(found(&[report(0, 2000), limited, idle.clone()]), [Previous::Serves; 3]);
         // Too little memory even without the current shard: unloading would end a serving replica for nothing.
         let mut small = report(1, 10);
         small.shard = Bytes(20 * MIB);

@@ -34,6 +34,13 @@ pub fn url_at(source: &str, endpoint: &str) -> Result<(String, String), String> 
     Ok((url, name))
 }
 
+/// The URL of a file of a split model, from the URL of its file `name`: all of them lie in one folder of the server.
+pub fn url_of_part(url: &str, name: &str, part: &str) -> String {
+    let end = url.find(['?', '#']).unwrap_or(url.len());
+    let folder = url[..end].strip_suffix(name);
+    folder.map_or_else(|| url.to_owned(), |folder| format!("{folder}{part}{}", &url[end..]))
+}
+
 /// The last part of a path, unless it is empty.
 fn last_part(path: &str) -> Option<String> {
     path.rsplit('/').next().filter(|name| !name.is_empty()).map(str::to_owned)
@@ -47,6 +54,16 @@ fn is_plain(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn files_of_a_split_model_are_next_to_each_other() {
+        let [first, second] = ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"];
+        for (begin, end) in [("https://a/o/r/resolve/main/q4/", ""), ("http://a:1/", "?download=true&name=x.gguf")] {
+            let url = url_of_part(&format!("{begin}{first}{end}"), first, second);
+            assert_eq!(url, format!("{begin}{second}{end}"));
+        }
+        assert_eq!(url_of_part("https://a/other.gguf?b=c", first, second), "https://a/other.gguf?b=c");
+    }
 
     #[test]
     fn sources_resolve_to_urls_and_names() {

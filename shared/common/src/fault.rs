@@ -281,7 +281,7 @@ faults! {
     /// Benchmarks run only on idle nodes.
     NotIdle { state: String } => "not_idle", Refused,
         "cannot run the benchmark: its state is {state}, but benchmarks need an idle node",
-        "exclude it first (console node exclude NODE --reason bench), or restart it (systemctl restart brambled)";
+        "exclude it first (console node exclude NODE --reason bench), or unload its model (console topology unload)";
     /// Another benchmark is running.
     BenchRuns { by: String } => "bench_runs", Refused,
         "is already running a benchmark for {by}",
@@ -443,5 +443,8 @@ mod tests {
         let (member, reason, by) = ("pi2".into(), String::new(), String::new());
         let out = Fault::new("pi1", FaultKind::Excluded { member, reason, by });
         assert!(out.next().contains("include pi2"), "{}", out.next());
+        // After a restart, a member holds its shard again.
+        let busy = Fault::new("pi1", FaultKind::NotIdle { state: "ready".into() });
+        assert!(busy.next().contains("console node exclude pi1 ") && busy.next().contains("console topology unload"));
     }
 }

@@ -59,7 +59,10 @@ macro_rules! since {
     };
 }
 
-since!(since_5: 5, since_6: 6, since_10: 10, since_11: 11, since_12: 12, since_13: 13, since_14: 14, since_15: 15);
+since!(
+    since_5: 5, since_6: 6, since_10: 10, since_11: 11, since_12: 12, since_13: 13, since_14: 14, since_15: 15,
+    since_16: 16
+);
 
 #[cfg(test)]
 mod tests {

@@ -15,7 +15,8 @@ pub struct Health {
     pub is_voltage_low: Option<bool>,
     /// Memory and swap.
     pub memory: Option<MemoryUse>,
-    /// The file system that holds the models.
+    /// The file system of the first model folder, or of the state if its problem is worse: then without the kind of
+    /// storage and the read rate, unless it holds models, too.
     pub disk: Option<DiskUse>,
     /// The network interface on which the node listens.
     pub link: Option<NetworkLink>,

@@ -193,6 +193,9 @@ pub struct NodeReport {
     /// Its store of keys and values.
     #[serde(default, with = "common::version::since_14")]
     pub store: Option<StoreUse>,
+    /// Maximum memory of a shard by its settings; `None`: the free memory.
+    #[serde(default, with = "common::version::since_16")]
+    pub memory_max: Option<Bytes>,
 }
 
 impl NodeReport {
@@ -241,6 +244,7 @@ impl NodeReport {
             "fault": self.fault.as_ref().map(ToString::to_string),
             "load": self.load.map(|load| json!({"done": load.done.0, "total": load.total.0})),
             "shard_bytes": self.shard.0, "memory_resident": self.memory_resident.0,
+            "memory_max": self.memory_max.map(|most| most.0),
             "health": self.health, "warnings": warnings, "findings": self.health.findings(),
             "collectives": self.collectives, "supervised": self.supervised, "exclusions": self.exclusions,
             "requests": self.requests, "tokens": self.tokens, "kernels": self.kernels, "paced": self.is_paced(),
@@ -252,9 +256,36 @@ impl NodeReport {
         }
     }
 
-    /// Memory for the next shard: the available memory plus what the current shard occupies. `None` if the node reports
-    /// no memory.
+    /// The readings of its machine and the memory limit of its settings, one line for each with a value.
+    pub fn readings(&self) -> Vec<String> {
+        let mut lines = self.health.readings();
+        if let Some(most) = self.memory_max {
+            let memory = lines.iter().position(|line| line.starts_with("memory "));
+            let limit = format!("{:<12} {most} (memory_max_mib)", "shard limit");
+            lines.insert(memory.map_or(lines.len(), |place| place + 1), limit);
+        }
+        lines
+    }
+
+    /// How much of this free memory a shard may take: the node refuses a shard above its limit.
+    pub fn within_limit(&self, free: Bytes) -> Bytes {
+        self.memory_max.map_or(free, |most| most.min(free))
+    }
+
+    /// Memory for another shard while the current one stays: the available memory, at most the limit. `None` if the
+    /// node reports no memory.
+    pub fn free_next_to_shard(&self) -> Option<Bytes> {
+        Some(self.within_limit(self.health.memory?.available))
+    }
+
+    /// Memory for the next shard: the available memory plus what the current shard occupies, at most the limit. `None`
+    /// if the node reports no memory.
     pub fn free_for_next_shard(&self) -> Option<Bytes> {
+        Some(self.within_limit(self.free_without_shard()?))
+    }
+
+    /// The available memory plus what the current shard occupies. `None` if the node reports no memory.
+    pub fn free_without_shard(&self) -> Option<Bytes> {
         let Self { shard, store, memory_resident: resident, .. } = *self;
         let available = self.health.memory?.available;
         Some(ShardMemory { available, resident, shard, store }.for_next_shard())

@@ -6,11 +6,11 @@ use std::{
 };
 
 use assignment::{
-    assign::assign,
+    assign::{assign, reports},
     desired::{DesiredTopology, SLOTS_DEFAULT, TopologyRequest},
     event::AssignEvent,
     plan::plan_for,
-    unload::unload,
+    unload::{unload, wait_for_memory},
 };
 use common::fault::Fault;
 use protocol::{recovery::Committed, session::Session};
@@ -72,17 +72,19 @@ impl Gateway {
             return Err(ApiError::queue_full(WAITING_MAX, 5));
         };
         let gateway = Arc::clone(self);
+        let longest = self.settings.request_max;
+        let overdue = ApiError::still_loading(&asked, longest.as_secs());
         // Open as long as the client waits.
         let (client, _waits) = oneshot::channel();
         let load = tokio::spawn(async move {
             let _place = place;
             gateway.load_for_request(&asked, &client).await
         });
-        let longest = self.settings.request_max;
         tokio::select! {
             loaded = timeout(longest, load) => match loaded {
                 Ok(loaded) => loaded.unwrap_or(Err(refused)),
-                Err(_) => Err(ApiError::overdue(longest.as_secs())),
+                // A load that has begun continues.
+                Err(_) => Err(overdue),
             },
             () = self.cut.cancelled() => Err(ApiError::shutting_down()),
         }
@@ -121,17 +123,21 @@ impl Gateway {
             addresses.extend(next.topology.members.iter().map(|member| member.address.clone()));
             leaving.push(next);
         };
-        for LoadedOnDemand { epoch, topology } in leaving {
-            let is_used = plan
-                .sessions
-                .iter()
-                .any(|session| topology.members.iter().any(|member| member.name == session.identity.name));
-            if is_used {
-                let sessions: Vec<Arc<Session>> = holders.values().map(|holder| Arc::clone(&holder.session)).collect();
+        // Those without a node of the plan stay.
+        leaving.retain(|one: &LoadedOnDemand| {
+            let mut members = one.topology.members.iter();
+            members.any(|member| plan.sessions.iter().any(|session| session.identity.name == member.name))
+        });
+        if !leaving.is_empty() {
+            let before = reports(&plan.sessions).await.map_err(refused)?;
+            let sessions: Vec<Arc<Session>> = holders.values().map(|holder| Arc::clone(&holder.session)).collect();
+            for LoadedOnDemand { epoch, topology } in leaving {
                 tracing::info!("{} is unloaded to make room for {name}", topology.model);
                 let committed = Committed::new(epoch, (*topology).clone());
                 unload(&sessions, &committed, true).await.map_err(refused)?;
             }
+            // The context follows from the free memory, which must not lack that of the shards that have just left.
+            wait_for_memory(&plan.sessions, &before).await.map_err(refused)?;
         }
         let told: &(dyn Fn(AssignEvent) + Sync) = &|event| tracing::debug!("loading {name} for a request: {event:?}");
         let assigned = assign(&plan.sessions, &plan.wanted, told).await.map_err(refused)?;
@@ -178,5 +184,76 @@ impl Gateway {
                 _ => {}
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io::ErrorKind, net::TcpListener};
+
+    use axum::{http::header::RETRY_AFTER, response::IntoResponse};
+    use protocol::handshake::Identity;
+    use tokio::time::sleep;
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+    use crate::gateway::{Wanted, cluster::Cluster};
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// A gateway of a cluster with one node, whose requests take at most so long.
+    fn gateway(node: String, request_max: Duration) -> Arc<Gateway> {
+        let second = Duration::from_secs(1);
+        let wanted = Wanted {
+            own: vec!["pi1".into()],
+            memory: 1 << 30,
+            queue_wait: second,
+            resume_wait: second,
+            request_max,
+            silent: second,
+            ..Wanted::default()
+        };
+        let settings = wanted.check(([127, 0, 0, 1], 9999).into()).expect("the settings are valid");
+        let (name, build, machine) = ("pi1".to_owned(), "b".to_owned(), String::new());
+        let identity = Identity { name, build, numeric: 1, machine, cores: Vec::new() };
+        let cluster = Cluster::new(node, Vec::new(), identity.clone(), second);
+        Arc::new(Gateway::new(settings, identity, Arc::new(cluster), CancellationToken::new()))
+    }
+
+    /// Waits until so many places to wait for a load are free.
+    async fn until_free(gateway: &Gateway, places: usize) {
+        let free = async {
+            while gateway.loads.waiting.available_permits() != places {
+                sleep(Duration::from_millis(2)).await;
+            }
+        };
+        timeout(PATIENCE, free).await.expect("the places change in time");
+    }
+
+    #[tokio::test]
+    async fn load_is_dropped_if_its_client_left_before_its_turn() {
+        let node = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+        node.set_nonblocking(true).expect("the socket is open");
+        let gateway = gateway(node.local_addr().expect("it is bound").to_string(), PATIENCE);
+        let turn = gateway.loads.turn.lock().await;
+        let asking = Arc::clone(&gateway);
+        let client = tokio::spawn(async move { asking.served_for(Some("big"), Permission::ChangesModels).await });
+        until_free(&gateway, WAITING_MAX - 1).await;
+        client.abort();
+        assert!(client.await.is_err(), "it waits for the load");
+        drop(turn);
+        until_free(&gateway, WAITING_MAX).await;
+        let contacted = node.accept().map(drop).map_err(|error| error.kind());
+        assert_eq!(contacted, Err(ErrorKind::WouldBlock), "a load asks the nodes first");
+    }
+
+    #[tokio::test]
+    async fn client_may_ask_again_for_a_load_that_takes_too_long() {
+        let gateway = gateway("127.0.0.1:9".into(), Duration::from_millis(20));
+        let turn = gateway.loads.turn.lock().await;
+        let refused = gateway.served_for(Some("big"), Permission::ChangesModels).await.expect_err("another one loads");
+        drop(turn);
+        assert_eq!((refused.status.as_u16(), refused.code.as_str(), refused.is_final), (503, "model_loading", false));
+        assert!(refused.message().contains("big") && refused.into_response().headers().contains_key(RETRY_AFTER));
     }
 }

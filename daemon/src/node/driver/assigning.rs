@@ -44,7 +44,8 @@ use crate::{
     node::{Event, Node, effect::AssignmentEffect},
 };
 
-/// Longest wait, at the end of the process, until the record of its loads is removed: the disk may have stalled.
+/// Longest wait, after a panic and at the end of the process, until the record of a load is removed: the disk may have
+/// stalled.
 const RECORDED: Duration = Duration::from_secs(2);
 
 /// A finished load; the result of an earlier attempt at the same epoch is ignored.
@@ -197,7 +198,9 @@ impl Assignments {
             linking: None,
         });
         let (context, record, inputs) = (context.clone(), Arc::clone(&self.record), context.inputs.clone());
-        self.run(attempt, inputs, before, move || run_load(&context, &record, attempt, &prepare, &cancelled));
+        self.run(attempt, inputs, before, Arc::clone(&cancelled), move || {
+            run_load(&context, &record, attempt, &prepare, &cancelled)
+        });
     }
 
     /// Runs a load on a blocking thread and reports its outcome.
@@ -206,16 +209,24 @@ impl Assignments {
         attempt: u64,
         inputs: Sender<Input>,
         before: MemoryHolders,
+        cancelled: Arc<AtomicBool>,
         load: impl FnOnce() -> Result<Box<Loaded>, FaultKind> + Send + 'static,
     ) {
         // It waits for the latest load, and so for all earlier ones.
         let earlier = mem::replace(&mut self.occupied, ending());
-        let held = self.occupied.token();
+        let (held, record) = (self.occupied.token(), Arc::clone(&self.record));
         tokio::spawn(async move {
             before.gone(earlier).await;
-            // Without the outcome of a panic, the leader would wait for this node until its limit.
-            let result = spawn_blocking(load).await;
-            let result = result.unwrap_or_else(|error| Err(FaultKind::Internal { reason: error.to_string() }));
+            let result = match spawn_blocking(load).await {
+                Ok(result) => result,
+                Err(error) => {
+                    // This process outlives the load, which must not count as one in which a process ended.
+                    let ended = spawn_blocking(move || record.end(attempt, cancelled.load(Ordering::Acquire)));
+                    let _ = timeout(RECORDED, ended).await;
+                    // Without the outcome of a panic, the leader would wait for this node until its limit.
+                    Err(FaultKind::Internal { reason: error.to_string() })
+                }
+            };
             let result = result.map(|loaded| PreparedShard { loaded, _held: held });
             let _ = inputs.send(Input::Loaded(LoadOutcome { attempt, result })).await;
         });
@@ -398,7 +409,9 @@ fn unexpected(between: &Between, node: &Node) -> FaultKind {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc;
+    use std::{path::Path, sync::mpsc};
+
+    use common::ids::TopologyHash;
 
     use super::*;
     use crate::node::driver::state::StateFolder;
@@ -407,8 +420,12 @@ mod tests {
     const EARLY: Duration = Duration::from_millis(50);
 
     fn assignments() -> Assignments {
-        let folder = tempfile::tempdir().expect("a folder can be made");
-        let (state, _) = StateFolder::open(folder.path()).expect("the folder is there");
+        assignments_in(tempfile::tempdir().expect("a folder can be made").path())
+    }
+
+    /// Their record is in this folder.
+    fn assignments_in(folder: &Path) -> Assignments {
+        let (state, _) = StateFolder::open(folder).expect("the folder is there");
         Assignments::new(LoadRecord::new(state, String::new(), None))
     }
 
@@ -433,13 +450,13 @@ mod tests {
     async fn load_waits_for_the_end_of_an_abandoned_load() {
         let (mut assignments, (inputs, mut outcomes)) = (assignments(), channel(3));
         let (end, ended) = mpsc::channel::<()>();
-        assignments.run(1, inputs.clone(), idle(), move || {
+        assignments.run(1, inputs.clone(), idle(), Arc::default(), move || {
             // It has not noticed yet that it was abandoned.
             let _ = ended.recv();
             failed()
         });
-        assignments.run(2, inputs.clone(), idle(), failed);
-        assignments.run(3, inputs, idle(), failed);
+        assignments.run(2, inputs.clone(), idle(), Arc::default(), failed);
+        assignments.run(3, inputs, idle(), Arc::default(), failed);
         let early = timeout(EARLY, outcomes.recv()).await;
         assert!(early.is_err(), "a load began too early: {early:?}");
         drop(end);
@@ -451,9 +468,25 @@ mod tests {
     #[tokio::test]
     async fn panic_in_a_load_is_its_fault() {
         let (mut assignments, (inputs, mut outcomes)) = (assignments(), channel(1));
-        assignments.run(1, inputs, idle(), || panic!("no thread can be started"));
+        assignments.run(1, inputs, idle(), Arc::default(), || panic!("no thread can be started"));
         let (attempt, kind) = failure(&mut outcomes).await;
         assert!(attempt == 1 && kind.to_string().contains("no thread can be started"), "{kind}");
         assert!(matches!(kind, FaultKind::Internal { .. }));
+    }
+
+    #[tokio::test]
+    async fn load_that_panics_leaves_no_record_behind() {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let (mut assignments, (inputs, mut outcomes)) = (assignments_in(folder.path()), channel(1));
+        let (record, file) = (Arc::clone(&assignments.record), folder.path().join("loading.toml"));
+        let written = file.clone();
+        assignments.run(1, inputs, idle(), Arc::default(), move || {
+            record.begin(1, TopologyHash(7), Duration::ZERO)?;
+            assert!(written.is_file(), "it is not recorded");
+            panic!("no thread can be started");
+        });
+        let (_, kind) = failure(&mut outcomes).await;
+        assert!(kind.to_string().contains("no thread can be started"), "{kind}");
+        assert!(!file.exists(), "the next process would count this load");
     }
 }

@@ -76,7 +76,7 @@ use self::{
     load_report::AttemptProgress,
     models::ModelJobs,
     pacemaker::Pacemaker,
-    reloading::{disk_folder, patience},
+    reloading::patience,
     report::{ReportSources, Reports},
     sessions::OpenSessions,
     state::{LoadRecord, PersistedState, StateFolder},
@@ -119,7 +119,7 @@ pub enum Input {
     /// The settings were reloaded.
     Reloaded(Box<Config>),
     /// A health reading, and the monitor for the next one.
-    Health(Box<Health>, Monitor),
+    Health(Box<Health>, Box<Monitor>),
     /// Progress of a load.
     #[doc(hidden)]
     Loading(AttemptProgress),
@@ -207,11 +207,13 @@ impl Driver {
             unloaded: persisted.unloaded,
             neighbours: persisted.neighbours,
         };
-        let monitor = Monitor::new(&config.health_root, config.listen, disk_folder(&config));
+        let monitor = Monitor::new(&config.health_root, config.listen, config.watched_folders());
         let loads = LoadRecord::new(state.clone(), identity.machine.clone(), config.recovery.exclude_after);
         let (disk, written) = Disk::start(name.clone(), state)?;
+        let mut node = Node::new(node, patience(&config));
+        node.keep_neighbours(config.http.peers.iter().chain(&config.recovery.witness).cloned());
         let driver = Self {
-            node: Node::new(node, patience(&config)),
+            node,
             sessions: OpenSessions::new(name.clone()),
             reports: Reports::new(monitor),
             cluster: ClusterView::new(&config),
@@ -293,7 +295,7 @@ impl Driver {
                 None
             }
             Input::Health(health, monitor) => {
-                self.reports.health.read(*health, monitor);
+                self.reports.health.read(*health, *monitor);
                 None
             }
             Input::Link { connection, purpose, identity } => {

@@ -1,6 +1,6 @@
 //! Reloads of the settings: applies those that may change at run time, and passes them on to the parts of the daemon
 //! outside the driver.
-use std::{path::Path, sync::Arc};
+use std::sync::Arc;
 
 use tokio::sync::watch::Receiver;
 
@@ -22,18 +22,13 @@ impl Driver {
             tracing::warn!("{keys} {keep} until this node is restarted (console restart NODE)");
         }
         self.node.set_patience(patience(&config));
-        self.reports.health.watch_disk_of(disk_folder(&config));
+        self.reports.health.watch_disks(config.watched_folders());
         let config = Arc::new(config);
         self.settings.send_replace(Arc::clone(&config));
         self.context.config = config;
         tracing::info!("settings reloaded; threads and liveness take effect with the next assignment");
         self.supervisor.ready(&self.status());
     }
-}
-
-/// The folder whose disk is watched.
-pub(super) fn disk_folder(config: &Config) -> &Path {
-    config.models.first().unwrap_or(&config.state)
 }
 
 /// The time limits of the node.

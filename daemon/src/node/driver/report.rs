@@ -110,6 +110,7 @@ impl Reports {
             unloaded: node.named_unloaded(),
             expected: node.expected().map(|expected| Box::new(expected.clone())),
             store: Some(context.kv.usage()),
+            memory_max: config.memory_max.map(Bytes),
         }))
     }
 }

@@ -1,8 +1,5 @@
 //! Reads the machine's health once a second on a blocking thread, and logs changes.
-use std::{
-    path::{Path, PathBuf},
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use telemetry::{Health, Warning};
 use tokio::{
@@ -12,7 +9,7 @@ use tokio::{
 };
 
 use super::Input;
-use crate::health::Monitor;
+use crate::health::{Monitor, WatchedFolders};
 
 /// Interval of readings.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -26,8 +23,8 @@ const QUIET: Duration = Duration::from_secs(10);
 pub(super) struct HealthWatch {
     monitor: Option<Monitor>,
     next: Instant,
-    /// Another folder whose disk is watched from the next reading on.
-    folder: Option<PathBuf>,
+    /// Other folders whose disks are watched from the next reading on.
+    folders: Option<WatchedFolders>,
     /// Empty before the first reading.
     pub(super) health: Health,
     is_first: bool,
@@ -40,12 +37,12 @@ type HealthReading = JoinHandle<(Health, Monitor)>;
 impl HealthWatch {
     pub(super) fn new(monitor: Monitor) -> Self {
         let (health, known) = (Health::default(), ActiveWarnings::default());
-        Self { monitor: Some(monitor), next: Instant::now(), folder: None, health, is_first: true, known }
+        Self { monitor: Some(monitor), next: Instant::now(), folders: None, health, is_first: true, known }
     }
 
-    /// Watches the disk of another folder from the next reading on.
-    pub(super) fn watch_disk_of(&mut self, folder: &Path) {
-        self.folder = Some(folder.into());
+    /// Watches the disks of other folders from the next reading on.
+    pub(super) fn watch_disks(&mut self, folders: WatchedFolders) {
+        self.folders = Some(folders);
     }
 
     /// Takes the first reading, so that every report has one. If it takes too long, it arrives as an input instead.
@@ -72,8 +69,8 @@ impl HealthWatch {
     fn start(&mut self) -> Option<HealthReading> {
         let now = Instant::now();
         let mut monitor = self.monitor.take_if(|_| now >= self.next)?;
-        if let Some(folder) = self.folder.take() {
-            monitor.watch_disk_of(&folder);
+        if let Some(folders) = self.folders.take() {
+            monitor.watch_disks(folders);
         }
         self.next = now + INTERVAL;
         Some(spawn_blocking(move || (monitor.read(Instant::now()), monitor)))
@@ -108,7 +105,7 @@ fn send(reading: HealthReading, inputs: Sender<Input>) {
     tokio::spawn(async move {
         if let Ok((health, monitor)) = reading.await {
             // If the driver is gone, the reading is not needed.
-            let _ = inputs.send(Input::Health(Box::new(health), monitor)).await;
+            let _ = inputs.send(Input::Health(Box::new(health), Box::new(monitor))).await;
         }
     });
 }

@@ -6,7 +6,7 @@ use common::{
     ids::MemberIndex,
     planted::{Planted, is_planted},
 };
-use protocol::recovery::Committed;
+use protocol::recovery::{Committed, Standing};
 use telemetry::NodeState;
 use topology::Role;
 
@@ -43,7 +43,7 @@ pub enum Decision {
     Wait(String),
     /// A later topology was committed.
     Learn(Committed),
-    /// Another member has unloaded the topology.
+    /// Another member has unloaded the topology, or a later one.
     Forget,
     /// Bring the topology up again on these members.
     Bring(Vec<MemberIndex>),
@@ -75,7 +75,7 @@ pub fn decide(own: MemberIndex, base: &Committed, views: &[View], rules: &Rules<
     if let Some(later) = committed.max_by(|one, other| one.order(other)).filter(|later| later.is_later_than(base)) {
         return Decision::Learn(later.clone());
     }
-    if standings().any(|standing| standing.unloaded == Some(base.name())) {
+    if standings().any(|standing| has_ended(standing, base)) {
         return Decision::Forget;
     }
     let exclusions = exclusions(standings());
@@ -137,6 +137,13 @@ pub fn decide(own: MemberIndex, base: &Committed, views: &[View], rules: &Rules<
         );
     }
     propose(own, base, views, rules, taken_over, &reason)
+}
+
+/// Whether a member has unloaded the topology, or a later one for which it had left it. Members that were away meanwhile
+/// would drop their record if the later one still ran; that it does not is no reason to bring theirs back.
+fn has_ended(standing: &Standing, base: &Committed) -> bool {
+    let is_free = standing.committed.is_none();
+    standing.unloaded.is_some_and(|name| name == base.name() || (is_free && name.0 > base.epoch))
 }
 
 fn bring(own: MemberIndex, base: &Committed, views: &[View], unit: std::ops::Range<usize>) -> Decision {

@@ -11,7 +11,7 @@ use protocol::{
     recovery::{Ballot, Committed, RecoveryAsk, Standing, Vote},
 };
 use telemetry::NodeState;
-use topology::Topology;
+use topology::{Layout, Topology};
 
 use super::{
     CONSOLE, OTHER, ask, failure, finished, generate, other, prepare_of,
@@ -175,6 +175,35 @@ fn neighbours_are_kept_up_to_the_largest_cluster_and_checked() {
 }
 
 #[test]
+fn neighbour_that_was_not_named_for_longest_makes_room() {
+    let mut node = running();
+    node.keep_neighbours(["configured:1".to_owned()]);
+    let name = |node: &mut Node, second: u64, list: &[String]| {
+        node.handle(Event::Tick { now: Duration::from_secs(second) });
+        let effects = ask(node, OTHER, 9, RequestBody::Neighbours(list.to_vec()));
+        let [Effect::Disk(DiskEffect::Write { records, .. })] = &effects[..] else { panic!("{effects:?}") };
+        let neighbours: Vec<String> = node.neighbours().cloned().collect();
+        let is_stored = records[..] == [Record::Neighbours(neighbours.clone())];
+        (is_stored, neighbours)
+    };
+    let most = common::limits::NODES_MAX;
+    let early: Vec<String> = (2..most).map(|index| format!("n{index:02}:1")).collect();
+    name(&mut node, 1, &["configured:1".to_owned()]);
+    assert_eq!(name(&mut node, 2, &early).1.len(), most, "with the other member of the topology");
+    assert!(!name(&mut node, 3, &early[..1]).0, "it is there already");
+    let (is_stored, left) = name(&mut node, 4, &["new:1".to_owned()]);
+    assert!(is_stored && left.len() == most, "{left:?}");
+    let gone: Vec<&String> = early.iter().filter(|address| !left.contains(address)).collect();
+    assert_eq!(gone, [&early[1]], "the first one was named again");
+    let late: Vec<String> = (0..most).map(|index| format!("late{index:02}:1")).collect();
+    let (_, left) = name(&mut node, 5, &late);
+    for kept in ["127.0.0.3:9999", "configured:1"] {
+        assert!(left.iter().any(|address| address == kept), "{kept}: {left:?}");
+    }
+    assert!(!left.contains(&early[0]) && left.len() == most, "{left:?}");
+}
+
+#[test]
 fn members_forget_what_another_one_has_unloaded() {
     let base = steward::base(2);
     let mut views: Vec<_> = (0..2).map(|index| steward::view(&base, index, NodeState::Idle)).collect();
@@ -184,6 +213,24 @@ fn members_forget_what_another_one_has_unloaded() {
     assert_eq!(decision(&views), Decision::Forget);
     views[1].standing.as_mut().expect("it answers").unloaded = Some((Epoch(3), base.topology.hash()));
     assert_ne!(decision(&views), Decision::Forget, "that was an earlier one");
+}
+
+#[test]
+fn later_unload_ends_what_absent_members_still_hold() {
+    let mut base = steward::base(4);
+    base.topology.layout = Layout::alike(2, 1, 2);
+    let decision = |unloaded: u64| {
+        let mut views: Vec<_> = (0..4).map(|index| steward::view(&base, index, NodeState::Idle)).collect();
+        for view in &mut views[2..] {
+            let standing = view.standing.as_mut().expect("it answers");
+            (standing.committed, standing.epoch) = (None, base.epoch.max(Epoch(unloaded)));
+            standing.unloaded = Some((Epoch(unloaded), other().hash()));
+        }
+        crate::node::steward::decide(MemberIndex(0), &base, &views, &steward::RULES)
+    };
+    // The first replica is complete: its members were away while the others unloaded this topology and a later one.
+    assert_eq!(decision(6), Decision::Forget);
+    assert_eq!(decision(3), Decision::Bring(vec![MemberIndex(0), MemberIndex(1)]), "that was an earlier one");
 }
 
 #[test]

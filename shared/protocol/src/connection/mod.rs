@@ -2,7 +2,8 @@
 //! `messages.rs` the only file of `shared` with tokio.
 use std::{
     io,
-    time::{Duration, SystemTime},
+    sync::LazyLock,
+    time::{Duration, Instant, SystemTime},
 };
 
 use common::{
@@ -113,7 +114,7 @@ pub async fn dial(address: &str, hello: &Hello) -> Result<(Connection, Identity)
 /// # Errors
 /// As [`dial`].
 pub async fn dial_with(address: &str, hello: &Hello, keyring: &Keyring) -> Result<(Connection, Identity), Fault> {
-    let keys = keyring.dialling(seconds());
+    let keys = keyring.dialling(steady_seconds());
     let mut attempts = keys.iter().map(Some).collect::<Vec<_>>();
     if attempts.is_empty() {
         attempts.push(None);
@@ -299,7 +300,7 @@ pub async fn receive_hello(mut stream: TcpStream, door: Door<'_>) -> Result<Arri
         (SECURITY_NONE, SECURITY_KEY) => Err(FaultKind::KeyNeeded),
         (_, SECURITY_KEY) => {
             let role = theirs.role.ok_or_else(|| FaultKind::Malformed { reason: "a key without a role".into() })?;
-            let psks = door.keyring.accepting(role, seconds());
+            let psks = door.keyring.accepting(role, steady_seconds());
             let said = prologue(theirs, own);
             let (mut seals, payload, psk) = match answer(&mut stream, &psks, &said, own.cipher(theirs)).await {
                 Ok(answered) => answered,
@@ -430,14 +431,18 @@ pub(super) fn broke(error: &io::Error) -> FaultKind {
     FaultKind::SessionLost { reason: error.to_string() }
 }
 
-/// Seconds since 1970, for keys with an expiry.
-fn seconds() -> u64 {
-    SystemTime::UNIX_EPOCH.elapsed().map_or(0, |elapsed| elapsed.as_secs())
+/// Seconds since 1970 by the clock of this process, by which its keys expire. It begins with the machine's clock, but
+/// does not jump when that one is set.
+pub fn steady_seconds() -> u64 {
+    static BEGUN: LazyLock<(Instant, Duration)> =
+        LazyLock::new(|| (Instant::now(), SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default()));
+    let (begun, since_1970) = *BEGUN;
+    (since_1970 + begun.elapsed()).as_secs()
 }
 
 /// Whether the key that a connection proved is still valid for this process.
 pub fn lets_in(pass: Option<&Pass>) -> bool {
-    keyring::own().lets_in(pass, seconds())
+    keyring::own().lets_in(pass, steady_seconds())
 }
 
 #[cfg(test)]

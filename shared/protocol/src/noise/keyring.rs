@@ -53,7 +53,8 @@ pub enum KeyFileError {
 pub struct Held {
     /// The key.
     pub key: Key,
-    /// Expiry in seconds since 1970; `None` for the current key.
+    /// Expiry in seconds since 1970, in the file by the machine's clock and in use by that of the process
+    /// (`connection::steady_seconds`); `None` for the current key.
     pub until: Option<u64>,
 }
 

@@ -207,17 +207,24 @@ impl Warning {
                     .into()
             }
             Self::ReadOnly(_) => {
+                // The unit's sandbox shows folders as mount points that the host does not have.
                 format!(
-                    "sudo dmesg | grep -i -e mmc -e ext4 -e nvme; replace the disk if it fails, else: sudo mount -o remount,rw {mount}"
+                    "sudo dmesg | grep -i -e mmc -e ext4 -e nvme; replace the disk if it fails, else: \
+                     sudo mount -o remount,rw \"$(findmnt -n -o TARGET -T {mount})\""
                 )
             }
             Self::DiskFull(_) | Self::DiskShort(_) => {
+                // Raspberry Pi OS keeps the journal in memory: on the card there is none to shorten.
                 format!(
-                    "df -h {mount}; console model list; console model remove MODEL; sudo journalctl --vacuum-size=100M"
+                    "df -h {mount}; console model list; console model remove MODEL; sudo apt-get clean; \
+                     if the journal is stored on the disk: sudo journalctl --vacuum-size=100M"
                 )
             }
             Self::SdCard => {
-                "set models = [\"/mnt/ssd/models\"] in /etc/bramble/bramble.toml, on an SSD over USB 3 or PCIe".into()
+                // `models` replaces the default folders, so it repeats them.
+                "set models = [\"/mnt/ssd/models\", \"/var/lib/bramble/models\", \"/usr/share/bramble\"] in \
+                 /etc/bramble/bramble.toml, on an SSD over USB 3 or PCIe"
+                    .into()
             }
             Self::SlowLink(_) => {
                 format!("use another cable (Cat 5e) and a 1 Gb/s port; then: sudo ethtool {link} | grep Speed")

@@ -147,6 +147,21 @@ fn notes_are_no_warnings_and_every_finding_has_a_fix() {
     assert_eq!(limited.fix, "echo 1800000 | sudo tee /sys/devices/system/cpu/cpufreq/policy*/scaling_max_freq");
 }
 
+#[test]
+fn fixes_of_a_disk_work_on_the_host_and_keep_default_folders() {
+    let space = Some(Space { total: Bytes(32 << 30), available: Bytes(100 << 20) });
+    let mount = "/var/lib/bramble".to_owned();
+    let disk = DiskUse { mount, space, storage: Storage::Sd, is_read_only: true, ..DiskUse::default() };
+    let findings = Health { disk: Some(disk), ..Health::default() }.findings();
+    let fix = |code: &str| findings.iter().find(|finding| finding.code == code).expect("it was found").fix.as_str();
+    let remount = "else: sudo mount -o remount,rw \"$(findmnt -n -o TARGET -T /var/lib/bramble)\"";
+    assert!(fix("disk_read_only").ends_with(remount), "{}", fix("disk_read_only"));
+    let free = "sudo apt-get clean; if the journal is stored on the disk: sudo journalctl --vacuum-size=100M";
+    assert!(fix("disk_full").starts_with("df -h /var/lib/bramble; ") && fix("disk_full").ends_with(free));
+    let folders = "models = [\"/mnt/ssd/models\", \"/var/lib/bramble/models\", \"/usr/share/bramble\"]";
+    assert!(fix("sd_card").contains(folders), "{}", fix("sd_card"));
+}
+
 fn clock_of(limit: u32) -> Clock {
     let (governor, driver) = ("performance".into(), "cpufreq-dt".into());
     Clock { governor, driver, current: Megahertz(600), limit: Megahertz(limit), hardware: Megahertz(1800) }
