@@ -69,6 +69,17 @@ fn embedding_model_gives_the_vectors_of_the_reference_pass() {
         refused.assert_error(400, "parameter_invalid", "embeddings");
         let long = post(&address, "/v1/embeddings", &json!({"input": tokens(4, 200)}));
         assert_eq!(long.status, 400, "{}", long.json());
+        // Clients of Ollama send texts of any length.
+        let [text, longer] = [400, 450].map(|count| "ab ".repeat(count));
+        let cut = post(&address, "/api/embed", &json!({"input": [text, longer]})).good();
+        assert_eq!(cut["embeddings"][0], cut["embeddings"][1], "{layout}: the same beginning is left");
+        assert!(cut["prompt_eval_count"].as_u64().is_some_and(|count| (64..=256).contains(&count)), "{layout}: {cut}");
+        let older = post(&address, "/api/embeddings", &json!({"model": name, "prompt": text})).good();
+        assert_eq!(older["embedding"], cut["embeddings"][0], "{layout}");
+        let refused = post(&address, "/api/embed", &json!({"input": text, "truncate": false}));
+        assert_eq!(refused.status, 400, "{}", refused.body);
+        let refused = post(&address, "/v1/embeddings", &json!({"input": text}));
+        refused.assert_error(400, "context_length_exceeded", "maximum");
     }
 }
 

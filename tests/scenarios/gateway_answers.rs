@@ -50,6 +50,19 @@ fn answer_that_loses_every_head_is_continued() {
     assert!(asked.iter().all(|generate| generate.model.is_some()), "a resumed request must name its model");
 }
 
+#[test]
+fn changes_of_a_conversation_are_named_after_the_loss_of_its_head() {
+    let heads = FakeHeads::start(&[Script::DiesAfter(2); 3]);
+    let (_cluster, address) = gateway(&heads);
+    let body = json!({"messages": [{"role": "user", "content": "ab"}], "max_tokens": 6});
+    let answer = post(&address, "/v1/chat/completions", &body);
+    let whole = answer.good();
+    let text = whole["choices"][0]["message"]["content"].as_str();
+    assert_eq!(text.map(str::trim_end), Some("t0 t1 t2 t3 t4 t5"), "{whole}");
+    assert!(heads.asked().len() > 1, "its first head was lost");
+    assert_eq!(answer.header("x-bramble-changed"), Some("system messages joined"));
+}
+
 /// An answer of a model like Qwen3.5 to a prompt that ends inside a thought.
 const CALLING: &str = "The user asks for <b>Oslo</b>.\n</think>\n\nI look.\n<tool_call>\n<function=weather>\n\
     <parameter=city>\nOslo\n</parameter>\n<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>";

@@ -138,6 +138,8 @@ fn messages_stream_what_they_answer_whole() {
         let refused = post(&address, "/v1/messages", &with_fields(body.clone(), more));
         assert_eq!((refused.status, &refused.json()["error"]["type"]), (status, &json!(kind)), "{}", refused.body);
     }
+    let batches = post(&address, "/v1/messages/batches", &json!({}));
+    assert_eq!((batches.status, batches.json()["type"].as_str()), (404, Some("error")), "{}", batches.body);
     let head = raw(&address, &bytes("HEAD", "/", &[], None)).status;
     assert_eq!((head, get(&address, "/v1/messages").json()["type"].as_str()), (200, Some("error")));
 }
@@ -182,6 +184,12 @@ fn ollama_clients_find_the_model_and_stream_lines() {
     assert!(tags["models"][0]["size"].as_u64().is_some_and(|size| size > 1 << 20), "{tags}");
     let shown = post(&address, "/api/show", &json!({"model": name})).good();
     assert!(shown["model_info"]["bramble.context_length"].as_u64().is_some_and(|length| length > 0), "{shown}");
+    assert_eq!(shown["model_info"]["general.basename"], "bard-q8_0");
+    assert_eq!(shown["template"], get(&address, "/props").good()["chat_template"]);
+    assert!(shown["template"].as_str().is_some_and(|template| template.contains("message")), "{shown}");
+    assert_eq!(get(&address, &format!("/v1/models/{name}")).good()["id"], "bard-q8_0.gguf");
+    let openai = json!({"model": name, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2});
+    post(&address, "/v1/chat/completions", &openai).good();
     let options = json!({"num_predict": 8, "temperature": 0});
     let raw_prompt = json!({"model": name, "prompt": "ROMEO:\n", "raw": true, "options": options});
     let records = lines(&post(&address, "/api/generate", &raw_prompt));
@@ -200,6 +208,8 @@ fn ollama_clients_find_the_model_and_stream_lines() {
         ("/api/show", json!({"model": "other"}), 404),
         ("/api/chat", json!({"model": name, "messages": 1}), 400),
         ("/api/pull", json!({"model": name}), 403),
+        ("/api/blobs/sha256", json!({}), 404),
+        ("/api/generate", json!({"model": name, "prompt": "a", "context": [1]}), 400),
     ] {
         let refused = post(&address, path, &body);
         assert_eq!((refused.status, refused.json()["error"].is_string()), (status, true), "{path}: {}", refused.body);

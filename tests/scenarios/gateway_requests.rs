@@ -168,7 +168,7 @@ fn every_bad_request_is_a_4xx_that_names_the_field() {
         "context_length_exceeded",
         "context",
     );
-    let long = format!("{{\"prompt\": \"{}\"}}", "x".repeat(9 << 20));
+    let long = format!("{{\"prompt\": \"{}\"}}", "x".repeat(8 << 20));
     raw(&address, &bytes("POST", "/v1/completions", &[], Some(&long))).rest().assert_error(
         413,
         "body_too_large",

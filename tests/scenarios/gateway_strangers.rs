@@ -37,6 +37,7 @@ fn metric(address: &str, name: &str) -> f64 {
 fn web_pages_get_403_before_a_body_and_no_token_is_computed() {
     let (_cluster, address) = serving("http_hosts = [\"llm.example.org\"]\n");
     let json = ("Content-Type", "application/json");
+    let mut waited = Duration::ZERO;
     for (headers, status, code) in [
         (vec![("Host", "evil.example"), json], 403, "host_refused"),
         (vec![("Host", "evil.example:9980"), ("Origin", "http://evil.example:9980"), json], 403, "host_refused"),
@@ -56,7 +57,9 @@ fn web_pages_get_403_before_a_body_and_no_token_is_computed() {
         (vec![("Host", "localhost")], 415, "content_type_refused"),
     ] {
         for path in ["/v1/completions", "/v1/chat/completions"] {
+            let begun = Instant::now();
             head_only(&address, "POST", path, &headers).assert_error(status, code, "");
+            waited += if status == 403 { begun.elapsed() } else { Duration::ZERO };
         }
         if status == 403 {
             for path in ["/health", "/traces", "/metrics", "/v1/models"] {
@@ -64,6 +67,8 @@ fn web_pages_get_403_before_a_body_and_no_token_is_computed() {
             }
         }
     }
+    // Each of these ten would take a second if it waited for the body, which does not arrive.
+    assert!(waited < Duration::from_secs(8), "{waited:?}");
     let preflight =
         [("Host", "localhost"), ("Origin", "https://evil.example"), ("Access-Control-Request-Method", "POST")];
     let refused = head_only(&address, "OPTIONS", "/v1/completions", &preflight);
@@ -153,6 +158,27 @@ fn oversized_prompts_take_neither_memory_nor_a_replica() {
         assert_eq!(metric(&address, name), 0.0, "{name}");
     }
     raw(&address, &bytes("POST", "/v1/completions", &[], Some(&good()))).rest().good();
+}
+
+#[test]
+fn refusals_reach_clients_that_still_send_their_bodies() {
+    let (_cluster, address) = serving("api_keys = [\"sk-0123456789abcdef\"]\n");
+    let (right, wrong) = ("Bearer sk-0123456789abcdef", "Bearer sk-wrong-key-0");
+    for length in [200_000, 4 << 20] {
+        let body = json!({"prompt": "x".repeat(length)}).to_string();
+        for (method, path, key, encoding, status, code) in [
+            ("POST", "/v1/completions", wrong, "identity", 401, "invalid_api_key"),
+            ("POST", "/v1/unknown", right, "identity", 404, "not_found"),
+            ("PUT", "/v1/completions", right, "identity", 405, "method_not_allowed"),
+            ("POST", "/v1/completions", right, "br", 415, "unsupported_content_encoding"),
+        ] {
+            let headers = [("Authorization", key), ("Content-Encoding", encoding)];
+            let request = bytes(method, path, &headers, Some(&body));
+            for _ in 0..5 {
+                raw(&address, &request).rest().assert_error(status, code, "");
+            }
+        }
+    }
 }
 
 /// Opens connections that send `begin` and nothing more.

@@ -1,7 +1,8 @@
 //! Endpoints about the texts of the served model, as seen by clients of llama-server, vLLM and Anthropic.
 use harness::{
     http::{beside, get, post, stream, with_fields},
-    programs::{Cluster, demo_models, wait_until},
+    programs::{Cluster, demo_models, folder_with, wait_until},
+    tiny_model::{Architecture, TinyModel},
 };
 use serde_json::{Value, json};
 
@@ -61,6 +62,60 @@ fn conversation_is_rendered_and_counted_as_the_model_gets_it() {
     assert_eq!(counted["input_tokens"], chat["usage"]["prompt_tokens"], "{counted}");
     let tokens = post(&address, "/tokenize", &json!({"messages": messages})).good();
     assert_eq!(tokens["count"], chat["usage"]["prompt_tokens"], "{tokens}");
+}
+
+/// A template that refuses later system messages and leaves calls out.
+const NARROW: &str = "{# <|tool_call_start|> #}{% for m in messages %}{% if m.role == 'system' and not loop.first %}\
+                      {{ raise_exception('System message must be at the beginning.') }}{% endif %}<{{ m.role }}>\
+                      {{- m.content }}{% endfor %}";
+
+#[test]
+fn changes_of_conversations_are_named_by_every_api_and_logged_once() {
+    let mut model = TinyModel::new(Architecture::Llama);
+    model.context_length = 2048;
+    let file = model.writer().text("tokenizer.chat_template", NARROW).finish();
+    let folder = folder_with(&[("narrow.gguf", &file)]);
+    let cluster = Cluster::with(1, folder.path(), "");
+    cluster.generate(1, &["--model", "narrow.gguf", "--prompt", "ab", "--max-tokens", "1"]).completion();
+    let address = beside(&cluster.addresses[0]);
+    wait_until("it serves", || get(&address, "/health").status == 200);
+    let changed = |path: &str, body: &Value| {
+        let answer = post(&address, path, body);
+        assert_eq!(answer.status, 200, "{path}: {}", answer.body);
+        answer.header("x-bramble-changed").unwrap_or_default().to_owned()
+    };
+    let chat = |messages: &Value| changed("/v1/chat/completions", &json!({"messages": messages, "max_tokens": 2}));
+    let user = json!({"role": "user", "content": "ab"});
+    let function = json!({"name": "look", "arguments": "{\"at\": 1}"});
+    let calls = json!([{"id": "c1", "type": "function", "function": function}]);
+    let result = json!({"role": "tool", "tool_call_id": "c1", "content": "7"});
+    let messages = json!([user, {"role": "assistant", "content": null, "tool_calls": calls}, result]);
+    assert_eq!(chat(&json!([user])), "");
+    assert_eq!(chat(&messages), "calls written as text");
+    let rendered = post(&address, "/apply-template", &json!({"messages": messages})).good();
+    let text = "<user>ab<assistant><|tool_call_start|>[look(at=1)]<|tool_call_end|><tool>7";
+    assert_eq!(rendered["prompt"], text, "{rendered}");
+    let used = json!([{"type": "tool_use", "id": "c1", "name": "look", "input": {"at": 1}}]);
+    let results = json!([{"type": "tool_result", "tool_use_id": "c1", "content": "7"}]);
+    let turns = json!([user, {"role": "assistant", "content": used}, {"role": "user", "content": results}]);
+    let call = json!({"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{\"at\": 1}"});
+    let items = json!([user, call, {"type": "function_call_output", "call_id": "c1", "output": "7"}]);
+    let calling = json!({"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "look"}}]});
+    let records = json!([user, calling, {"role": "tool", "content": "7"}]);
+    for (path, body) in [
+        ("/v1/chat/completions", json!({"messages": messages, "max_tokens": 2, "stream": true})),
+        ("/v1/chat/completions", json!({"messages": messages, "max_tokens": 2, "n": 2})),
+        ("/apply-template", json!({"messages": messages})),
+        ("/v1/messages", json!({"messages": turns, "max_tokens": 2})),
+        ("/v1/responses", json!({"input": items, "max_output_tokens": 2})),
+        ("/api/chat", json!({"messages": records, "options": {"num_predict": 2}})),
+    ] {
+        assert_eq!(changed(path, &body), "calls written as text", "{path}");
+    }
+    let later = json!([user, {"role": "system", "content": "b"}]);
+    assert_eq!(chat(&later), "system messages joined");
+    wait_until("the first ones are logged", || cluster.log(0).contains("X-Bramble-Changed"));
+    assert_eq!(cluster.log(0).matches("X-Bramble-Changed").count(), 1, "{}", cluster.log(0));
 }
 
 #[test]

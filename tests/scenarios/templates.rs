@@ -26,6 +26,12 @@ fn render(text: &str, messages: &str) -> Result<String, TemplateError> {
     template.render(&Chat { messages: messages.into(), ..Chat::default() }, NOW)
 }
 
+/// The changes that a template needs for a conversation.
+fn changes(template: &ChatTemplate, messages: &Value) -> String {
+    let chat = Chat { messages: messages.to_string(), ..Chat::default() };
+    template.render_with_changes(&chat, NOW).expect("it is accepted").changes.to_string()
+}
+
 #[test]
 fn every_template_renders_the_text_that_python_renders() {
     let conversations: BTreeMap<String, Value> =
@@ -71,7 +77,11 @@ fn conversation_that_a_template_refuses_is_changed_to_what_it_accepts() {
     let result = |id: &str| json!({"role": "tool", "tool_call_id": id, "content": id});
     let calls = json!({"role": "assistant", "content": "", "tool_calls": [call("call_1"), call("call_2")]});
     let expected = "<user>a<assistant>[call_1]<tool>call_1<assistant>[call_2]<tool>call_2<user>a";
-    assert_eq!(render(json!([user, calls, result("call_2"), result("call_1"), user])), Ok(expected.into()));
+    let parallel = json!([user, calls, result("call_2"), result("call_1"), user]);
+    assert_eq!(render(parallel.clone()), Ok(expected.into()));
+    assert_eq!(changes(&template, &json!([system, user])), "");
+    assert_eq!(changes(&template, &json!([system, user, system])), "system messages joined");
+    assert_eq!(changes(&template, &parallel), "call ids shortened, parallel calls divided");
     // What no change helps is refused with the reason of the conversation as it was.
     let refused = render(json!([system, user, system, message("user", "no")]));
     assert_eq!(refused, Err(TemplateError::Refused("System message must be at the beginning.".into())));
@@ -80,6 +90,112 @@ fn conversation_that_a_template_refuses_is_changed_to_what_it_accepts() {
     );
     let chat = Chat { messages: json!([system, user]).to_string(), ..Chat::default() };
     assert_eq!(without.render(&chat, NOW), Ok("S\n\na".into()));
+    assert_eq!(changes(&without, &json!([system, user])), "system messages in messages of the user");
+}
+
+/// In the style of LFM2.
+const FUNCTIONS: &str = r"
+{%- if tools -%}
+    {%- set about = 'List of tools: <|tool_list_start|>' + (tools | tojson) + '<|tool_list_end|>' -%}
+    {{- '<|im_start|>system\n' + about + '<|im_end|>\n' -}}
+{%- endif -%}
+{%- for message in messages -%}
+    {%- set content = message['content'] -%}
+    {%- if content is not string -%}
+        {%- set content = content | tojson -%}
+    {%- endif -%}
+    {%- if message['role'] == 'tool' -%}
+        {%- set content = '<|tool_response_start|>' + content + '<|tool_response_end|>' -%}
+    {%- endif -%}
+    {{- '<|im_start|>' + message['role'] + '\n' + content + '<|im_end|>\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{- '<|im_start|>assistant\n' -}}
+{%- endif -%}
+";
+
+/// In the style of Granite 3.
+const LISTS: &str = r"
+{%- if tools %}
+    {{- '<|start_of_role|>available_tools<|end_of_role|>' + (tools | tojson(indent=4)) + '<|end_of_text|>\n' }}
+    {{- '<|start_of_role|>system<|end_of_role|>Write <|tool_call|> and a JSON list.<|end_of_text|>\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {{- '<|start_of_role|>' + message['role'] + '<|end_of_role|>' + message['content'] + '<|end_of_text|>\n' }}
+    {%- if loop.last and add_generation_prompt %}
+        {{- '<|start_of_role|>assistant<|end_of_role|>' }}
+    {%- endif %}
+{%- endfor %}";
+
+#[test]
+fn calls_that_a_template_leaves_out_are_text_in_the_models_syntax() {
+    let call = |name: &str, arguments: &str| {
+        let function = json!({"name": name, "arguments": arguments});
+        json!({"id": "1", "type": "function", "function": function})
+    };
+    let calls = json!([call("weather", "{\"city\": \"Oslo\", \"wet\": true}"), call("now", "")]);
+    let (now, wrong) = (json!([call("now", "{}")]), json!([call("now", "7")]));
+    let turns = |content: Value, calls: &Value| {
+        let (user, result) = (json!({"role": "user", "content": "q"}), json!({"role": "tool", "content": "7"}));
+        json!([user, {"role": "assistant", "content": content, "tool_calls": calls}, result])
+    };
+    let tools = Some(json!([{"type": "function", "function": {"name": "weather"}}]).to_string());
+    let render = |text: &str, messages: Value, tools: Option<String>| {
+        template(text).render(&Chat { messages: messages.to_string(), tools, ..Chat::default() }, NOW).expect("a text")
+    };
+    let functions = "<|tool_call_start|>[weather(city=\"Oslo\", wet=True), now()]<|tool_call_end|>";
+    let expected = format!(
+        "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n{functions}<|im_end|>\n<|im_start|>tool\n\
+         <|tool_response_start|>7<|tool_response_end|><|im_end|>\n<|im_start|>assistant\n"
+    );
+    assert_eq!(render(FUNCTIONS, turns(json!(null), &calls), None), expected);
+    let with_tools = render(FUNCTIONS, turns(json!(null), &calls), tools.clone());
+    assert!(with_tools.starts_with("<|im_start|>system\n") && with_tools.ends_with(&expected), "{with_tools}");
+    let list = "[{\"name\": \"weather\", \"arguments\": {\"city\": \"Oslo\", \"wet\": true}}, \
+                {\"name\": \"now\", \"arguments\": {}}]";
+    let answer = format!("assistant<|end_of_role|>Hm.\n<|tool_call|>{list}<|end_of_text|>\n");
+    let with_tools = render(LISTS, turns(json!("Hm."), &calls), tools);
+    assert!(with_tools.contains(&answer), "{with_tools}");
+    // A template may read calls without writing them.
+    let reading = "{# <tool_call> #}{% for m in messages %}{% if m.tool_calls %}{% endif %}{{ m.content or '' }};\
+                   {% endfor %}";
+    let written = "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>";
+    assert_eq!(render(reading, turns(json!(""), &now), None), format!("q;{written};7;"));
+    let [marks, thinking] = ["marks.jinja", "thinking.jinja"].map(fixture);
+    // What it writes for a missing content is no call.
+    let mute = "{# <tool_call> #}{% for m in messages %}{% if m.tool_calls %}{% endif %}{{ m.content }};{% endfor %}";
+    for (text, calls, expected) in [
+        (FUNCTIONS, &calls, "calls written as text"),
+        (reading, &now, "calls written as text"),
+        (mute, &now, "calls written as text"),
+        (FUNCTIONS, &wrong, "calls left out"),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", &calls, "calls left out"),
+        (marks.as_str(), &calls, ""),
+        (thinking.as_str(), &calls, ""),
+    ] {
+        assert_eq!(changes(&template(text), &turns(json!(""), calls)), expected, "{text}");
+    }
+    // The message that the answer continues ends with its text.
+    let begun = json!({"role": "assistant", "content": "A", "tool_calls": calls});
+    let messages = json!([{"role": "user", "content": "q"}, begun]).to_string();
+    let chat = Chat { messages, is_continued: true, ..Chat::default() };
+    let text = template(FUNCTIONS).render(&chat, NOW).expect("a text");
+    assert!(text.ends_with("<|im_start|>assistant\nA"), "{text}");
+}
+
+/// A template that fails on the usual form of a conversation gets another one, in which calls may be missing.
+#[test]
+fn other_form_of_a_conversation_has_its_own_changes() {
+    let counting = template(
+        "{# <tool_call> #}{% for m in messages %}{% if m.role == 'assistant' %}{{ m.tool_calls | length }}{% endif %}\
+         {{ m.content or '' }};{% endfor %}",
+    );
+    let call = json!({"id": "1", "type": "function", "function": {"name": "now", "arguments": "{}"}});
+    let calling = json!({"role": "assistant", "content": null, "tool_calls": [call]});
+    let messages = json!([{"role": "user", "content": "q"}, calling]);
+    let chat = Chat { messages: messages.to_string(), ..Chat::default() };
+    assert_eq!(counting.render(&chat, NOW), Ok("q;1;".into()));
+    assert_eq!(changes(&counting, &messages), "calls left out");
 }
 
 #[test]

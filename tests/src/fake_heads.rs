@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use assignment::fixtures::idle_report;
 use common::{
+    changes::TemplateChanges,
     chat::{AnswerForm, FinishReason, Thinking, ToolFormat},
     ids::{Epoch, MemberIndex, ModelIdentity},
     latency::RequestTimes,
@@ -223,9 +224,15 @@ impl Head {
             Script::Says(_) | Script::Thinks => (ToolFormat::Xml, Thinking::Open),
             _ => (ToolFormat::None, Thinking::None),
         };
+        let changes = match generate.prompt {
+            Prompt::Chat(_) => TemplateChanges::SYSTEMS_JOINED,
+            // No conversation, or one that another head has rendered.
+            Prompt::Text(_) | Prompt::Tokens(_) => TemplateChanges::default(),
+        };
         let started = ResponseBody::Started {
             prompt_token_ids: vec![1, 2],
             form: AnswerForm { tool_format, thinking, thought_end: THOUGHT_END.to_vec(), ..AnswerForm::default() },
+            changes,
         };
         std::iter::once(started)
             .chain((resumed..resumed + count).map(|number| {
@@ -254,7 +261,8 @@ fn obeyed(generate: &Generate) -> Vec<ResponseBody> {
     };
     let thinking = Thinking::Marked;
     let form = AnswerForm { tool_format: ToolFormat::Hermes, thinking, ..AnswerForm::default() };
-    let started = ResponseBody::Started { prompt_token_ids: vec![1, 2], form };
+    let changes = TemplateChanges::default();
+    let started = ResponseBody::Started { prompt_token_ids: vec![1, 2], form, changes };
     let tokens = (generate.resumed.len()..letters.len()).map(|at| {
         let text = letters[at].to_string().into();
         ResponseBody::Token(TokenEvent { id: Some(at as u32), text, logprobs: Vec::new() })
@@ -282,7 +290,8 @@ fn tool_answer(script: Script, generate: &Generate) -> Vec<ResponseBody> {
     let middle = text.find("Oslo").map_or(0, |at| text[..at].chars().count() + 2);
     let end = if breaks_off { middle } else { letters.len() };
     let form = AnswerForm { tool_format: format, thinking, ..AnswerForm::default() };
-    let started = ResponseBody::Started { prompt_token_ids: vec![number as u32], form };
+    let changes = TemplateChanges::default();
+    let started = ResponseBody::Started { prompt_token_ids: vec![number as u32], form, changes };
     let tokens = (generate.resumed.len()..end).map(|at| {
         let text = letters[at].to_string().into();
         ResponseBody::Token(TokenEvent { id: Some(at as u32), text, logprobs: Vec::new() })

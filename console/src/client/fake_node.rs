@@ -3,6 +3,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 pub(crate) use assignment::fixtures::idle_report;
 use common::{
+    changes::TemplateChanges,
     chat::{AnswerForm, FinishReason},
     fault::{Fault, FaultClass, FaultKind},
     ids::{ContentRoot, Epoch, MemberIndex, ModelIdentity},
@@ -69,6 +70,8 @@ pub(crate) struct Script {
     pub(crate) is_mute: bool,
     /// How it handles a generation.
     pub(crate) generation: Generation,
+    /// Lines that its log has dropped.
+    pub(crate) lines_dropped: u64,
 }
 
 /// The first tokens of every generation.
@@ -227,7 +230,7 @@ impl FakeState {
                 lock(&self.report).exclusions.merge(&list);
                 vec![ResponseBody::Excluded]
             }
-            RequestBody::Inspect(ask) => vec![ResponseBody::Inspected(Box::new(inspected(&ask)))],
+            RequestBody::Inspect(ask) => vec![ResponseBody::Inspected(Box::new(self.inspected(&ask)))],
             RequestBody::CancelRunning { number: 7 } => vec![ResponseBody::Cancelling],
             RequestBody::CancelRunning { number } => {
                 no(&FaultKind::ParameterInvalid { reason: format!("no request {number} runs here") })
@@ -304,8 +307,20 @@ impl FakeState {
         })
     }
 
+    fn inspected(&self, ask: &Inspect) -> Inspected {
+        match ask {
+            Inspect::Log { after, level } => {
+                let lines = log().into_iter().filter(|line| line.number > *after && line.level >= *level).collect();
+                let missed = if *after == 0 { self.script.lines_dropped } else { 0 };
+                Inspected::Log(LogLines { lines, missed, next: 2, more: false })
+            }
+            Inspect::Settings => Inspected::Settings("name = \"pi1\"\n".into()),
+        }
+    }
+
     fn generation(&self, resumed: usize) -> Vec<ResponseBody> {
-        let mut answers = vec![ResponseBody::Started { prompt_token_ids: vec![1, 2], form: AnswerForm::default() }];
+        let (form, changes) = (AnswerForm::default(), TemplateChanges::default());
+        let mut answers = vec![ResponseBody::Started { prompt_token_ids: vec![1, 2], form, changes }];
         answers.extend(TOKENS.into_iter().skip(resumed).map(|(id, text)| {
             let logprobs = vec![TokenLogprob { id: 10, text: "O ".into(), logprob: -0.5, bytes: Vec::new() }];
             ResponseBody::Token(TokenEvent { id: Some(id), text: text.into(), logprobs })
@@ -332,17 +347,6 @@ impl FakeState {
             }
         }
         answers
-    }
-}
-
-fn inspected(ask: &Inspect) -> Inspected {
-    match ask {
-        Inspect::Log { after, .. } => Inspected::Log(LogLines {
-            lines: log().into_iter().filter(|line| line.number > *after).collect(),
-            next: 2,
-            ..LogLines::default()
-        }),
-        Inspect::Settings => Inspected::Settings("name = \"pi1\"\n".into()),
     }
 }
 

@@ -7,6 +7,7 @@ use std::{
 };
 
 use common::{
+    changes::TemplateChanges,
     chat::{AnswerForm, FinishReason},
     fault::{Fault, FaultKind, Loss},
     ids::ModelRoots,
@@ -25,6 +26,7 @@ use super::{
     continuation::{AfterFault, Continuation, may_not_begin},
     ended::{joined, nothing_further},
     error::ApiError,
+    older_heads::adapt,
     pinned::Pinned,
     request::Wish,
     route::RequestOutcome,
@@ -36,10 +38,6 @@ pub(super) use super::ended::Ended;
 const LOOK: Duration = Duration::from_secs(1);
 /// First wire version in which heads compare the model of a request.
 const MODEL_COMPARED_FROM: u16 = 5;
-/// First wire version in which heads report the log probabilities or the embedding of a prompt.
-const PROMPTS_SCORED_FROM: u16 = 11;
-/// First wire version in which heads constrain calls in the syntax of their model.
-const OWN_CALLS_FROM: u16 = 12;
 /// Pause between attempts to place an answer.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -84,6 +82,8 @@ pub(super) struct Answer {
     numeric: Option<u32>,
     /// Whether its calls are constrained in the model's syntax: every head that continues it must do the same.
     has_own_calls: bool,
+    /// Changes of its conversation: heads that continue it receive tokens, and report none.
+    changes: TemplateChanges,
     /// Tokens of the prompt whose log probabilities the client has, and those that this attempt has sent: a second attempt
     /// sends all of them again.
     scored: [usize; 2],
@@ -119,6 +119,7 @@ impl Answer {
             so_far: Continuation::default(),
             numeric: None,
             has_own_calls: false,
+            changes: TemplateChanges::default(),
             scored: [0; 2],
             rest: None,
             budget: ThoughtBudget::new(wish_budget),
@@ -135,6 +136,11 @@ impl Answer {
     /// Number of tokens of its prompt; 0 until a head has reported them.
     pub(super) fn prompt_tokens(&self) -> usize {
         self.so_far.prompt.as_ref().map_or(0, Vec::len)
+    }
+
+    /// How heads changed its conversation for the chat template.
+    pub(super) fn changes(&self) -> TemplateChanges {
+        self.changes
     }
 
     /// Takes note that no thoughts follow.
@@ -167,7 +173,8 @@ impl Answer {
             let Some(attempt) = &mut self.attempt else { continue };
             let body = heard(&self.gateway, attempt).await;
             match body {
-                Ok(ResponseBody::Started { prompt_token_ids, form }) => {
+                Ok(ResponseBody::Started { prompt_token_ids, form, changes }) => {
+                    self.changes = self.changes.union(changes);
                     if self.so_far.prompt.is_none() {
                         self.model.begin(&attempt.model)?;
                     }
@@ -390,20 +397,11 @@ impl Answer {
 
     /// Sends the request for the next part; returns the number of tokens at which that ends, too.
     async fn send(&self, head: &str, model: ModelRoots) -> Result<(Session, Reply, u32), Fault> {
-        let generate = self.part(model);
-        let (end, is_of_prompt) = (generate.max_tokens, generate.sampling.needs_whole_prompt());
+        let mut generate = self.part(model);
+        let end = generate.max_tokens;
         let session = self.gateway.sessions.open(head, &self.gateway.identity).await?;
-        let needs_calls = self.has_own_calls && generate.grammar.is_some();
-        let missing = match session.version {
-            version if is_of_prompt && version < PROMPTS_SCORED_FROM => {
-                Some("log probabilities and embeddings of prompts")
-            }
-            version if needs_calls && version < OWN_CALLS_FROM => Some("calls in the syntax of the model"),
-            _ => None,
-        };
-        if let Some(what) = missing {
-            let what = what.into();
-            let kind = FaultKind::PeerOlder { version: session.version, what };
+        if let Err(what) = adapt(&mut generate, session.version, self.has_own_calls) {
+            let kind = FaultKind::PeerOlder { version: session.version, what: what.into() };
             return Err(Fault::new(&session.identity.name, kind));
         }
         self.check_head(&session, model).await?;

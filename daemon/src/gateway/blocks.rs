@@ -1,5 +1,7 @@
 //! An answer as a list of blocks (thoughts, texts, calls) and how it grows: the APIs that number the blocks of an answer
 //! write their objects and events from this. Pure.
+use common::chat::FinishReason;
+
 use super::choice::ChoicePart;
 
 /// A block of an answer.
@@ -35,6 +37,8 @@ pub(super) struct Blocks {
     broken: Vec<usize>,
     /// The reason of the end, in OpenAI's words.
     pub(super) finish: Option<&'static str>,
+    /// Whether it ended because the context is full, for which OpenAI has no word of its own.
+    pub(super) fills_context: bool,
 }
 
 impl Block {
@@ -75,9 +79,9 @@ impl Blocks {
             }
             ChoicePart::Arguments { text, .. } => self.extend(text, &mut report),
             ChoicePart::Broken => self.close(Change::Broke, &mut report),
-            ChoicePart::End(reason, _) => {
+            ChoicePart::End(reason, ended) => {
                 self.close(Change::Closed, &mut report);
-                self.finish = Some(reason);
+                (self.finish, self.fills_context) = (Some(reason), ended.reason == FinishReason::Context);
             }
         }
     }

@@ -8,13 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use axum::{
-    body::{Body, BodyDataStream, Bytes},
-    http::StatusCode,
-};
+use axum::body::{Body, BodyDataStream, Bytes};
 use futures_core::Stream;
 use memmap2::MmapMut;
-use tokio::time::{sleep_until, timeout, timeout_at};
+use tokio::time::{sleep_until, timeout_at};
 
 use super::{
     error::ApiError,
@@ -26,12 +23,8 @@ pub(super) const BODY_BYTES_MAX: usize = 8 << 20;
 /// Longest short body: these never wait for long ones.
 pub(super) const SHORT_BYTES: usize = 64 << 10;
 /// Time limits for bodies.
-const TIMES: BodyTimes = BodyTimes {
-    whole: Duration::from_secs(30),
-    grace: Duration::from_secs(5),
-    patience: Duration::from_secs(15),
-    rest: Duration::from_secs(2),
-};
+const TIMES: BodyTimes =
+    BodyTimes { whole: Duration::from_secs(30), grace: Duration::from_secs(5), patience: Duration::from_secs(15) };
 /// Minimum rate of a body after its grace period, in bytes a second.
 const PACE: usize = 32 << 10;
 /// Maximum rate of all long bodies together, in bytes a second: a step of running answers then waits some hundredths of
@@ -43,8 +36,6 @@ const LONG_UNIT: usize = 256 << 10;
 /// Budget of long bodies as a fraction of the machine's memory, and its bounds.
 const SHARE: u64 = 16;
 const BUDGET: std::ops::RangeInclusive<u64> = (16 << 20)..=(64 << 20);
-/// How much of a refused body is drained from its connection.
-const REST_BYTES_MAX: usize = 16 << 20;
 
 #[derive(Clone, Copy, Debug)]
 struct BodyTimes {
@@ -54,8 +45,6 @@ struct BodyTimes {
     grace: Duration,
     /// Longest wait of a long body for others to release bytes; this does not count towards its own limits.
     patience: Duration,
-    /// How long the rest of a refused body is drained.
-    rest: Duration,
 }
 
 /// The budget for bodies and prompts.
@@ -113,28 +102,12 @@ impl Bodies {
         now.elapsed()
     }
 
-    /// Reads a whole body. `length` is its Content-Length, if given.
+    /// Reads a whole body. `length` is its Content-Length, if given. One that is refused is left unread from there on.
     ///
     /// # Errors
     /// The body is too long, too slow or truncated, or too many others are being read.
     pub(super) async fn receive(&self, body: Body, length: Option<usize>) -> Result<Received, ApiError> {
         let mut parts = body.into_data_stream();
-        let received = self.read(&mut parts, length).await;
-        if received.as_ref().is_err_and(|error| is_unread(error.status)) {
-            // A client that is still writing does not read: without this it would see a broken connection instead of
-            // the refusal.
-            let rest = async {
-                let mut bytes = 0;
-                while let (Some(Ok(part)), true) = (next(&mut parts).await, bytes < REST_BYTES_MAX) {
-                    bytes += part.len();
-                }
-            };
-            _ = timeout(self.times.rest, rest).await;
-        }
-        received
-    }
-
-    async fn read(&self, parts: &mut BodyDataStream, length: Option<usize>) -> Result<Received, ApiError> {
         if length.is_some_and(|length| length > BODY_BYTES_MAX) {
             return Err(ApiError::too_large(BODY_BYTES_MAX));
         }
@@ -143,7 +116,7 @@ impl Bodies {
         loop {
             // Bytes that have arrived extend the deadline.
             let paced = self.times.grace + Duration::from_millis((bytes.len() * 1000 / PACE) as u64);
-            let part = match timeout_at((begun + paced.min(self.times.whole)).into(), next(parts)).await {
+            let part = match timeout_at((begun + paced.min(self.times.whole)).into(), next(&mut parts)).await {
                 Ok(None) => break,
                 Ok(Some(Ok(part))) => part,
                 Ok(Some(Err(_))) => {
@@ -198,12 +171,8 @@ fn full(Exhausted { all }: Exhausted) -> ApiError {
     ApiError::bodies_full(all)
 }
 
-/// Whether a refusal with this status leaves a body unread that its client may still be sending.
-fn is_unread(status: StatusCode) -> bool {
-    matches!(status, StatusCode::PAYLOAD_TOO_LARGE | StatusCode::TOO_MANY_REQUESTS)
-}
-
-async fn next(parts: &mut BodyDataStream) -> Option<Result<Bytes, axum::Error>> {
+/// The next part of a body.
+pub(super) async fn next(parts: &mut BodyDataStream) -> Option<Result<Bytes, axum::Error>> {
     std::future::poll_fn(|context| Pin::new(&mut *parts).poll_next(context)).await
 }
 

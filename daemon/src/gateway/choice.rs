@@ -75,14 +75,8 @@ impl Choice {
     /// Converts an event of the answer to parts.
     pub(super) fn take(&mut self, said: Said) -> Vec<ChoicePart> {
         match said {
-            Said::Started(AnswerForm { tool_format, thinking, has_own_calls, .. }) => {
-                let Reading { tools, schemas, has_thoughts, .. } = &self.reading;
-                // A forced call that is not in the model's syntax is a bare JSON object, the format of Llama 3.
-                let is_plain = tools.are_forced && !has_own_calls;
-                let format = if is_plain { ToolFormat::Llama3 } else { tool_format };
-                let thinking = if *has_thoughts && !is_plain { thinking } else { Thinking::None };
-                let schemas = tools.are_given.then(|| Arc::clone(schemas));
-                self.parser = AnswerParser::new(format, thinking, schemas);
+            Said::Started(form) => {
+                self.parser = self.parser_of(&form);
                 let echo = self.echo.take().map(|text| ChoicePart::Content(text, Vec::new()));
                 std::iter::once(ChoicePart::Started).chain(echo).collect()
             }
@@ -121,6 +115,25 @@ impl Choice {
                 parts
             }
         }
+    }
+
+    /// The parser of an answer in this form.
+    fn parser_of(&self, form: &AnswerForm) -> AnswerParser {
+        let Reading { tools, schemas, has_thoughts, is_formatted, .. } = &self.reading;
+        let AnswerForm { tool_format, thinking, has_own_calls, .. } = *form;
+        // A forced call that is not in the model's syntax is a bare JSON object, the format of Llama 3.
+        let is_plain = tools.are_forced && !has_own_calls;
+        let format = if is_plain { ToolFormat::Llama3 } else { tool_format };
+        let may_think = *has_thoughts && (has_own_calls || !(tools.are_forced || *is_formatted));
+        let shown = if may_think { thinking } else { Thinking::None };
+        // An answer that only has a format may look like a call.
+        let may_call = tools.are_given && (has_own_calls || !is_formatted);
+        let schemas = may_call.then(|| Arc::clone(schemas));
+        // Behind thoughts that stay in the content, a call may follow text.
+        if *is_formatted && (!has_own_calls || shown == thinking) {
+            return AnswerParser::of_calls_or_value(format, shown, schemas);
+        }
+        AnswerParser::new(format, shown, schemas)
     }
 
     /// Whether thoughts may still follow.
@@ -177,6 +190,9 @@ fn scored(token: &TokenEvent, most: usize) -> TokenLogprobs {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+    use tokenizer::answer::ToolSchemas;
+
     use super::*;
     use crate::gateway::reading::Tools;
 
@@ -275,6 +291,75 @@ mod tests {
             panic!("{parts:?}")
         };
         assert_eq!((thought.as_str(), name.as_str()), ("Hm.", "add"));
+    }
+
+    #[test]
+    fn answer_with_a_format_thinks_only_if_its_head_constrains_calls() {
+        let text = "<tool_call>{\"name\": \"add\", \"arguments\": {}}</tool_call>";
+        for has_own_calls in [true, false] {
+            let tools = Tools { are_given: true, ..Tools::default() };
+            let mut choice =
+                Choice::new(Reading { tools, has_thoughts: true, is_formatted: true, ..Reading::default() });
+            let (tool_format, thinking) = (ToolFormat::Hermes, Thinking::Open);
+            choice.take(Said::Started(AnswerForm { tool_format, thinking, has_own_calls, ..AnswerForm::default() }));
+            let answer = if has_own_calls { format!("Hm.</think>\n{text}") } else { "{\"a\": 1}".to_owned() };
+            let mut parts = choice.take(token(1, &answer));
+            parts.extend(choice.take(ended()));
+            match &parts[..] {
+                [ChoicePart::Thought(_), ChoicePart::Call { name, .. }, ..] => assert!(has_own_calls && name == "add"),
+                [ChoicePart::Content(content, _), ChoicePart::End("stop", _)] => {
+                    assert!(!has_own_calls && *content == answer);
+                }
+                _ => panic!("{parts:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn value_of_a_format_is_no_call() {
+        let hermes = "<tool_call>{\\\"name\\\": \\\"add\\\", \\\"arguments\\\": {}}</tool_call>";
+        let quoting = format!("{{\"a\": \"{hermes}\"}}");
+        let call = "{\"name\": \"add\", \"parameters\": {}}";
+        let other = "{\"name\": \"Ada\", \"parameters\": {}}";
+        let schemas = Arc::new(ToolSchemas::read(&[json!({"function": {"name": "add"}})]));
+        for (format, has_own_calls, answer, is_call) in [
+            (ToolFormat::Llama3, false, call, false),
+            (ToolFormat::Llama3, true, call, true),
+            (ToolFormat::Llama3, true, other, false),
+            (ToolFormat::Hermes, false, quoting.as_str(), false),
+            (ToolFormat::Hermes, true, quoting.as_str(), false),
+        ] {
+            let tools = Tools { are_given: true, ..Tools::default() };
+            let schemas = Arc::clone(&schemas);
+            let mut choice = Choice::new(Reading { tools, schemas, is_formatted: true, ..Reading::default() });
+            choice.take(Said::Started(AnswerForm { tool_format: format, has_own_calls, ..AnswerForm::default() }));
+            let mut parts = choice.take(token(1, answer));
+            parts.extend(choice.take(ended()));
+            match &parts[..] {
+                [ChoicePart::Call { .. }, ChoicePart::Arguments { .. }, ChoicePart::End("tool_calls", _)] => {
+                    assert!(is_call, "{answer}");
+                }
+                [ChoicePart::Content(content, _), ChoicePart::End("stop", _)] => {
+                    assert!(!is_call && content == answer, "{answer}");
+                }
+                _ => panic!("{parts:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn call_behind_a_thought_in_the_content_is_found_next_to_a_format() {
+        let tools = Tools { are_given: true, ..Tools::default() };
+        let mut choice = Choice::new(Reading { tools, is_formatted: true, ..Reading::default() });
+        let (tool_format, thinking) = (ToolFormat::Hermes, Thinking::Marked);
+        choice.take(Said::Started(AnswerForm { tool_format, thinking, has_own_calls: true, ..AnswerForm::default() }));
+        let text = "<think>Hm.</think>\n<tool_call>{\"name\": \"add\", \"arguments\": {}}</tool_call>";
+        let parts = choice.take(token(1, text));
+        let [ChoicePart::Content(thought, _), ChoicePart::Call { .. }, ChoicePart::Arguments { .. }] = &parts[..]
+        else {
+            panic!("{parts:?}")
+        };
+        assert_eq!(thought, "<think>Hm.</think>");
     }
 
     #[test]

@@ -7,9 +7,10 @@ use std::{
 
 use axum::{
     Json,
+    http::{HeaderName, HeaderValue},
     response::{IntoResponse, Response},
 };
-use common::sampling::SCORES_MAX;
+use common::{changes::TemplateChanges, sampling::SCORES_MAX};
 use protocol::message::Prompt;
 use serde_json::Value;
 use tokio::{
@@ -41,6 +42,8 @@ const PARTS_MAX: usize = 64;
 const SCORES_SUM_MAX: usize = 2 * SCORES_MAX;
 /// Silence after which a stream sends a keep-alive comment.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// Names the changes of a conversation.
+const CHANGED: HeaderName = HeaderName::from_static("x-bramble-changed");
 
 type ChoiceParts = Receiver<Made>;
 
@@ -49,6 +52,8 @@ struct Made {
     index: usize,
     /// Tokens of its prompt.
     prompt_tokens: usize,
+    /// Changes of its conversation.
+    changes: TemplateChanges,
     part: Result<ChoicePart, ApiError>,
 }
 
@@ -68,6 +73,8 @@ struct Run {
     has_begun: bool,
     /// Whether the tokens of the answers are left out.
     is_prompt_only: bool,
+    /// Changes of the conversation, for any choice so far.
+    changes: TemplateChanges,
     tally: Tally,
     first: FirstByte,
     /// The log probabilities of answers that are kept for the one object.
@@ -96,15 +103,17 @@ pub(super) async fn complete(
     };
     let mut run = begin(Arc::clone(&gateway), asked, writer, echoes, held, arrival, model);
     if !is_streamed {
-        let object = in_time(&gateway, deadline, run.whole()).await??;
-        return Ok(Json(object).into_response());
+        let mut response = Json(in_time(&gateway, deadline, run.whole()).await??).into_response();
+        name_changes(run.changes, &mut response);
+        return Ok(response);
     }
     // Until the answer begins, an error has a status code of its own.
     let first = match in_time(&gateway, deadline, run.next()).await? {
         Some((index, part)) => (index, part?),
         None => return Err(run.gateway.not_serving(None)),
     };
-    let (events, response) = events(run.arrival.at, Arc::clone(&run.first), run.writer.framing());
+    let (events, mut response) = events(run.arrival.at, Arc::clone(&run.first), run.writer.framing());
+    name_changes(run.changes, &mut response);
     tokio::spawn(async move {
         match in_time(&gateway, deadline, run.stream(&events, first)).await {
             Ok(Ok(())) => {}
@@ -114,6 +123,16 @@ pub(super) async fn complete(
         }
     });
     Ok(response)
+}
+
+/// Names the changes of a conversation in the response to it.
+pub(super) fn name_changes(changes: TemplateChanges, response: &mut Response) {
+    if changes.is_empty() {
+        return;
+    }
+    if let Ok(names) = HeaderValue::from_str(&changes.to_string()) {
+        response.headers_mut().insert(CHANGED, names);
+    }
 }
 
 /// The outcome of a step of a request.
@@ -183,6 +202,7 @@ fn begin(
         per_prompt,
         has_begun: false,
         is_prompt_only: asked.reading.is_prompt_only,
+        changes: TemplateChanges::default(),
         tally: Tally::default(),
         first: FirstByte::default(),
         scores,
@@ -207,7 +227,8 @@ async fn pump(index: usize, mut answer: Answer, mut choice: Choice, parts: Sende
             Err(error) => vec![Err(error.about(field))],
         };
         for part in found {
-            if parts.send(Made { index, prompt_tokens: answer.prompt_tokens(), part }).await.is_err() {
+            let (prompt_tokens, changes) = (answer.prompt_tokens(), answer.changes());
+            if parts.send(Made { index, prompt_tokens, changes, part }).await.is_err() {
                 return;
             }
         }
@@ -221,7 +242,8 @@ impl Run {
     /// The next part, after recording its effect on the tally. From the first one on, the model that computes all of
     /// them is fixed.
     async fn next(&mut self) -> Option<(usize, Result<ChoicePart, ApiError>)> {
-        let Made { index, prompt_tokens, part } = self.parts.recv().await?;
+        let Made { index, prompt_tokens, changes, part } = self.parts.recv().await?;
+        self.changes = self.changes.union(changes);
         if !self.has_begun {
             self.has_begun = true;
             let (model, fingerprint) = self.model.names();

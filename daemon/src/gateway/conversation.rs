@@ -97,7 +97,51 @@ fn straighten(index: usize, message: &mut Value) -> Result<(), ApiError> {
         let refusal = fields.get("refusal").filter(|refusal| refusal.is_string()).cloned();
         fields.insert("content".into(), refusal.unwrap_or_else(|| "".into()));
     }
+    let is_result = role == "tool" || role == "function";
+    if let Some(Value::Array(parts)) = fields.get_mut("content").filter(|_| is_result) {
+        for part in parts.iter_mut().filter(|part| part["type"].as_str().is_some_and(|kind| kind != "text")) {
+            let text = part_text(part).map_or_else(|| left_out(part), str::to_owned);
+            *part = json!({"type": "text", "text": text});
+        }
+    }
     check_content(index, fields.get_mut("content").unwrap_or(&mut Value::Null), has_calls)
+}
+
+/// The text in place of a part of a tool's result that the model cannot read: the conversation goes through it again and
+/// again, and could not continue if it were refused.
+pub(super) fn left_out(part: &Value) -> String {
+    let kind: String = part["type"].as_str().unwrap_or("part").chars().take(60).collect();
+    format!("[{kind} left out: this model reads only text]")
+}
+
+/// The text of a part, whatever its type.
+fn part_text(part: &Value) -> Option<&str> {
+    part["text"].as_str().or(part["refusal"].as_str())
+}
+
+/// The text of a string, or of parts as paragraphs, with what `other` makes of parts that have none.
+///
+/// # Errors
+/// It is neither, and those of `other`.
+pub(super) fn text_with(
+    param: &str,
+    content: &Value,
+    other: impl Fn(&Value) -> Result<String, ApiError>,
+) -> Result<String, ApiError> {
+    match content {
+        Value::String(text) => Ok(text.clone()),
+        Value::Array(parts) => {
+            let texts = parts.iter().map(|part| match part_text(part) {
+                Some(text) => Ok(text.to_owned()),
+                None => other(part),
+            });
+            Ok(texts.collect::<Result<Vec<String>, ApiError>>()?.join("\n"))
+        }
+        wrong => {
+            let message = format!("{param} is {}, it must be a string or a list of parts", brief(wrong));
+            Err(ApiError::invalid(param, message))
+        }
+    }
 }
 
 /// Checks for text, parts of text, or nothing if the message has tool calls instead. A refusal is text, too.
@@ -159,6 +203,26 @@ mod tests {
         ] {
             assert!(content(wrong.clone()).is_err_and(|error| error.status.as_u16() == 400), "{wrong}");
         }
+    }
+
+    #[test]
+    fn only_results_of_tools_may_have_parts_that_are_no_text() {
+        let content = |role: &str| {
+            let image = json!({"type": "image_url", "image_url": {"url": "data:x"}});
+            let parts = json!([{"type": "text", "text": "a"}, image]);
+            messages(json!([{"role": role, "tool_call_id": "x", "content": parts}]))
+        };
+        let result = content("tool").expect("it is good");
+        assert_eq!(result[0]["content"][1]["text"], "[image_url left out: this model reads only text]");
+        for (part, text) in [
+            (json!({"type": "input_text", "text": "b"}), "b"),
+            (json!({"type": "refusal", "refusal": "No."}), "No."),
+            (json!({"type": "input_text", "text": 7}), "[input_text left out: this model reads only text]"),
+        ] {
+            let result = messages(json!([{"role": "tool", "tool_call_id": "x", "content": [part]}]));
+            assert_eq!(result.expect("it is good")[0]["content"], json!([{"type": "text", "text": text}]));
+        }
+        assert!(content("user").is_err_and(|error| error.status.as_u16() == 400));
     }
 
     #[test]

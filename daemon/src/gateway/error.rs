@@ -27,16 +27,33 @@ pub(super) struct ApiError {
     message: String,
     /// Seconds after which a retry is worthwhile.
     retry_after: Option<u64>,
-    /// Whether a retry would do harm or is against the operator's intention.
-    is_final: bool,
-    /// The incomplete answer, if there is any.
-    partial: Option<Box<Value>>,
+    /// Whether a retry would do harm, cannot succeed, or is against the operator's intention.
+    pub(super) is_final: bool,
+    detail: Option<Box<ErrorDetail>>,
+}
+
+/// What belongs to some errors.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum ErrorDetail {
+    /// The incomplete answer.
+    Partial(Value),
+    /// The prompt has too many tokens.
+    Excess(PromptExcess),
+}
+
+/// The tokens of a prompt that is too long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PromptExcess {
+    /// At least so many.
+    pub(super) tokens: usize,
+    /// Most that a prompt may have.
+    pub(super) context: usize,
 }
 
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, code: &str, message: String) -> Self {
-        let (code, param, retry_after, is_final, partial) = (code.into(), None, None, false, None);
-        Self { status, kind, code, param, message, retry_after, is_final, partial }
+        let (code, param, retry_after, is_final, detail) = (code.into(), None, None, false, None);
+        Self { status, kind, code, param, message, retry_after, is_final, detail }
     }
 
     /// A parameter with an invalid value.
@@ -96,6 +113,13 @@ impl ApiError {
     /// A model that cannot be loaded for a request.
     pub(super) fn not_loaded(model: &str, why: &str) -> Self {
         Self::not_serving("model_not_loaded", format!("cannot load {model}: {why}"), 10)
+    }
+
+    /// A model that is not loaded yet. Asked for again, it may be.
+    pub(super) fn still_loading(model: &str, seconds: u64) -> Self {
+        let model: String = model.chars().take(100).collect();
+        let message = format!("model {model:?} is not loaded after {seconds} s; ask for it again in 10 s");
+        Self::not_serving("model_loading", message, 10)
     }
 
     /// A file that a topology uses.
@@ -174,11 +198,16 @@ impl ApiError {
         Self { param: Some(param.into()), ..error }
     }
 
-    /// A prompt with more tokens than the context.
-    pub(super) fn prompt_exceeds_context(context: usize) -> Self {
-        let message = format!("prompt has more than {context} tokens, which is the context of this model; shorten it");
+    /// A prompt with at least `tokens` tokens, more than the context. Clients recognize the text and shorten their
+    /// conversations: Claude Code the part before the semicolon, LiteLLM and others the part behind it.
+    pub(super) fn prompt_exceeds_context(tokens: usize, context: usize) -> Self {
+        let message = format!(
+            "prompt is too long: at least {tokens} tokens > {context} maximum; this model's maximum context length is \
+             {context} tokens; shorten the prompt, or use a model or topology with a longer context"
+        );
         let error = Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", "context_length_exceeded", message);
-        Self { param: Some("prompt".into()), ..error }
+        let detail = Some(Box::new(ErrorDetail::Excess(PromptExcess { tokens, context })));
+        Self { param: Some("prompt".into()), detail, ..error }
     }
 
     /// Prompts of all choices that exceed the memory limit of a request.
@@ -243,11 +272,12 @@ impl ApiError {
         Self { retry_after: Some(retry_after), ..error }
     }
 
-    /// The request took longer than allowed.
+    /// The request took longer than allowed. Sent again, it would take as long.
     pub(super) fn overdue(seconds: u64) -> Self {
         let message =
             format!("the request took longer than {seconds} s; request fewer tokens (http_request_ms sets the limit)");
-        Self::new(StatusCode::GATEWAY_TIMEOUT, "server_error", "request_timeout", message)
+        let error = Self::new(StatusCode::GATEWAY_TIMEOUT, "server_error", "request_timeout", message);
+        Self { is_final: true, ..error }
     }
 
     /// The node shuts down before the answer is complete.
@@ -279,14 +309,24 @@ impl ApiError {
 
     /// Adds the incomplete answer to an error that occurred after the answer had begun.
     pub(super) fn with_partial(self, answer: impl FnOnce() -> Value) -> Self {
-        let partial = (self.code == "cancelled").then(|| Box::new(answer()));
-        Self { partial, ..self }
+        if self.code != "cancelled" {
+            return self;
+        }
+        Self { detail: Some(Box::new(ErrorDetail::Partial(answer()))), ..self }
     }
 
     /// Names the field that holds the prompt; a node cannot.
     pub(super) fn about(self, field: &str) -> Self {
         let is_of_prompt = matches!(self.param.as_deref(), Some("prompt" | "messages"));
         if is_of_prompt { Self { param: Some(field.into()), ..self } } else { self }
+    }
+
+    /// The tokens of the prompt, if it has too many.
+    pub(super) fn excess(&self) -> Option<PromptExcess> {
+        match self.detail.as_deref() {
+            Some(ErrorDetail::Excess(excess)) => Some(*excess),
+            _ => None,
+        }
     }
 
     /// The text for people, with the next step.
@@ -297,7 +337,10 @@ impl ApiError {
     /// The JSON object for clients.
     pub(super) fn object(&self) -> Value {
         let Self { message, kind, param, code, .. } = self;
-        let mut object = self.partial.as_deref().cloned().unwrap_or_else(|| json!({}));
+        let mut object = match self.detail.as_deref() {
+            Some(ErrorDetail::Partial(answer)) => answer.clone(),
+            _ => json!({}),
+        };
         object["error"] = json!({"message": message, "type": kind, "param": param, "code": code});
         object
     }
@@ -313,8 +356,8 @@ impl From<&Fault> for ApiError {
             Self { param: Some(param.into()), ..error }
         };
         match (&fault.kind, fault.kind.class()) {
-            (FaultKind::PromptTooLong { .. }, _) => {
-                Self { code: "context_length_exceeded".into(), ..client("messages") }
+            (FaultKind::PromptTooLong { tokens, context }, _) => {
+                Self::prompt_exceeds_context(*tokens as usize, *context as usize)
             }
             (FaultKind::PromptEmpty, _) => client("prompt"),
             (FaultKind::NoTemplate, _) => client("messages"),
@@ -378,5 +421,28 @@ mod tests {
         let error = ApiError::from(&Fault::new("pi2", kind));
         assert_eq!((error.status.as_u16(), error.code.as_str(), error.is_final), (501, "peer_older", true));
         assert!(["pi2", "version 10", "upgrade"].iter().all(|part| error.message.contains(part)), "{}", error.message);
+    }
+
+    #[test]
+    fn too_long_prompt_has_the_texts_that_clients_look_for() {
+        let fault = Fault::new("pi2", FaultKind::PromptTooLong { tokens: 9000, context: 8192 });
+        for error in [ApiError::from(&fault), ApiError::prompt_exceeds_context(9000, 8192)] {
+            assert_eq!((error.status.as_u16(), error.code.as_str()), (400, "context_length_exceeded"));
+            for part in [
+                "prompt is too long: at least 9000 tokens > 8192 maximum",
+                "this model's maximum context length is 8192 tokens",
+                "shorten",
+            ] {
+                assert!(error.message.contains(part), "{part}: {}", error.message);
+            }
+            assert_eq!(error.about("input").param.as_deref(), Some("input"));
+        }
+    }
+
+    #[test]
+    fn requests_that_took_too_long_are_not_repeated() {
+        let response = ApiError::overdue(600).into_response();
+        let header = response.headers().get(SHOULD_RETRY).and_then(|value| value.to_str().ok());
+        assert_eq!((response.status().as_u16(), header), (504, Some("false")));
     }
 }

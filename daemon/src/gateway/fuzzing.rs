@@ -101,7 +101,7 @@ impl LoneGateway {
             3 => responses::read(gateway, body, arrival, bounds),
             4 => ollama::chat(gateway, body, arrival, bounds),
             5 => ollama::generate(gateway, body, arrival, bounds),
-            6 => ollama::show(gateway, body, arrival, bounds),
+            6 => return described(ollama::shown(body).map(|name| name.map_or(0, |name| name.len()))),
             7 => native::read(gateway, body, arrival, bounds),
             8 => return described(embeddings::body::read(body, bounds).map(|asked| asked.wishes.len())),
             9 => return described(anthropic::count(body, bounds).map(|request| request.byte_count())),

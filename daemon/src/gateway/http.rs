@@ -43,7 +43,7 @@ use super::{
     pages, paths,
     pool::Held,
     request::{Asked, RUNNING_MAX},
-    responses, texts, web,
+    responses, texts, unread, web,
     writer::{Demand, Framing},
 };
 use crate::gateway::complete::{Permission, ReceivedRequest};
@@ -88,6 +88,7 @@ fn routes(gateway: Arc<Gateway>) -> Router {
         .route("/v1/messages/count_tokens", post(texts::count_tokens))
         .route("/v1/embeddings", post(embeddings::openai))
         .route("/api/embed", post(embeddings::ollama))
+        .route("/api/embeddings", post(embeddings::ollama_one))
         .route("/completion", answering(native::read))
         .route("/tokenize", post(texts::tokenize))
         .route("/detokenize", post(texts::detokenize))
@@ -100,7 +101,7 @@ fn routes(gateway: Arc<Gateway>) -> Router {
         .route("/v1/responses/{id}", get(responses::get).delete(responses::delete))
         .route("/api/chat", answering(ollama::chat))
         .route("/api/generate", answering(ollama::generate))
-        .route("/api/show", answering(ollama::show))
+        .route("/api/show", post(ollama::show))
         .route("/api/tags", get(ollama::tags))
         .route("/api/ps", get(ollama::running))
         .route("/api/version", get(ollama::version))
@@ -138,23 +139,20 @@ async fn around(State(gateway): State<Arc<Gateway>>, mut request: Request, next:
         created: seconds_since_1970(),
         permission: permission.unwrap_or(Permission::Asks),
     };
-    let path = known_path(request.uri().path());
+    let uri = request.uri().clone();
+    let path = known_path(uri.path());
     let id = HeaderValue::from_str(&arrival.id);
     request.extensions_mut().insert(arrival);
     let page = pages::page(&gateway.settings.browsers, &request);
-    let is_crowded = request.extensions().get::<Visit>().is_some_and(|visit| visit.is_reserved);
-    let mut response = match &page {
-        // Checked first: requests caused by web pages must cost almost nothing.
-        Err(refused) => refused.clone().into_response(),
-        Ok(Some(_)) if pages::is_preflight(&request) => pages::preflight(request.headers()),
-        Ok(_) if is_crowded && !matches!(path, "/health" | "/ping" | "/metrics") => {
-            ApiError::connections_full().into_response()
-        }
-        Ok(_) if is_open(&request) || permission.is_some() => next.run(request).await,
-        Ok(_) => ApiError::unauthorized().into_response(),
-    };
+    // Nothing is read for a page that is not allowed, and connections for monitoring are few.
+    let (request, unread) =
+        if page.is_ok() && !is_reserved(&request) { unread::lend(request) } else { (request, None) };
+    let mut response = respond(&page, permission, request, next).await;
+    if let Some(unread) = unread {
+        unread.drain(response.status(), &gateway.rests).await;
+    }
     if let Some(error) = response.extensions_mut().remove::<ApiError>() {
-        response = in_form(path, &error, response);
+        response = in_form(uri.path(), &error, response);
     }
     if let Ok(Some(origin)) = page {
         pages::allow(&mut response, origin);
@@ -166,6 +164,32 @@ async fn around(State(gateway): State<Arc<Gateway>>, mut request: Request, next:
     response.map(|body| Body::new(Answering { body, _open: open }))
 }
 
+/// The response to a request; the request itself is dropped.
+async fn respond(
+    page: &Result<Option<HeaderValue>, ApiError>,
+    permission: Option<Permission>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let is_crowded = is_reserved(&request);
+    let path = known_path(request.uri().path());
+    match page {
+        // Checked first: requests caused by web pages must cost almost nothing.
+        Err(refused) => refused.clone().into_response(),
+        Ok(Some(_)) if pages::is_preflight(&request) => pages::preflight(request.headers()),
+        Ok(_) if is_crowded && !matches!(path, "/health" | "/ping" | "/metrics") => {
+            ApiError::connections_full().into_response()
+        }
+        Ok(_) if is_open(&request) || permission.is_some() => next.run(request).await,
+        Ok(_) => ApiError::unauthorized().into_response(),
+    }
+}
+
+/// Whether a request came on a connection that is reserved for monitoring.
+fn is_reserved(request: &Request) -> bool {
+    request.extensions().get::<Visit>().is_some_and(|visit| visit.is_reserved)
+}
+
 /// Whether a request needs no key: one for the state of the node, or for the page, which asks its user for a key.
 fn is_open(request: &Request) -> bool {
     let path = request.uri().path();
@@ -175,7 +199,7 @@ fn is_open(request: &Request) -> bool {
 /// An error in the form of the API that the path belongs to.
 fn in_form(path: &str, error: &ApiError, response: Response) -> Response {
     let object = match path {
-        "/v1/messages" | "/v1/messages/count_tokens" => anthropic::error(error),
+        path if path == "/v1/messages" || path.starts_with("/v1/messages/") => anthropic::error(error),
         path if path.starts_with("/api/") => ollama::error(error),
         _ => return response,
     };
@@ -240,6 +264,7 @@ pub(super) fn known_path(path: &str) -> &'static str {
         "/v1/embeddings",
         "/v1/messages/count_tokens",
         "/api/embed",
+        "/api/embeddings",
         "/v1/models",
         "/v1/responses",
         "/apply-template",

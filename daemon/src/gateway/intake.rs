@@ -1,5 +1,6 @@
-//! Takes the body of a request off its connection and parses it, in the same way for all paths: refused requests
-//! cost almost nothing, long bodies are parsed on a thread of their own, and the connection stays until the answer.
+//! Takes the body of a request off its connection and parses it, in the same way for all paths: a request that is
+//! refused for its head takes no memory, long bodies are parsed on a thread of their own, and the connection stays
+//! until the answer.
 use axum::{extract::Request, http::header};
 
 use super::{
@@ -12,9 +13,6 @@ use super::{
     pages,
     pool::Held,
 };
-
-/// Bodies up to this size are read even if the request is refused.
-const BRIEF_BYTES: usize = 16 << 10;
 
 /// A request whose body was read.
 pub(super) struct Intake<T> {
@@ -49,10 +47,6 @@ pub(super) async fn receive<T: Send + 'static>(
     }
     let length = parts.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
     if let Some(waiting) = gateway.admission.is_full().filter(|_| needs_slot) {
-        // A short body is drained from the connection, so that the connection can be reused.
-        if length.is_some_and(|length: usize| length <= BRIEF_BYTES) {
-            drop(gateway.bodies.receive(body, length).await);
-        }
         return Err(ApiError::queue_full(waiting, gateway.retry_after()));
     }
     let Received { bytes, held } = gateway.bodies.receive(body, length).await?;

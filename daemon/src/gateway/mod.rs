@@ -28,6 +28,7 @@ mod models;
 mod native;
 mod nodes;
 mod object;
+mod older_heads;
 mod ollama;
 mod openai;
 mod openapi;
@@ -53,6 +54,7 @@ mod texts;
 mod thoughts;
 mod trace;
 mod typed_json;
+mod unread;
 mod web;
 mod writer;
 
@@ -76,7 +78,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use self::{
     admission::Admission, bodies::Bodies, changes::LoadTurns, cluster::Cluster, health::LoadProgress, metrics::Metrics,
     parsing::Parsing, responses::ResponseStore, scores::ScoreBudget, sessions::Sessions, texts::TextTurns,
-    trace::Traces,
+    trace::Traces, unread::RestTurns,
 };
 use crate::listening;
 
@@ -101,6 +103,7 @@ struct Gateway {
     loads: LoadTurns,
     parsing: Parsing,
     texts: TextTurns,
+    rests: RestTurns,
     /// Cancelled when answers that are still running must end.
     cut: CancellationToken,
 }
@@ -125,6 +128,7 @@ impl Gateway {
             loads: LoadTurns::default(),
             parsing: Parsing::default(),
             texts: TextTurns::default(),
+            rests: RestTurns::default(),
             cut,
             cluster,
         }

@@ -193,7 +193,7 @@ impl PromptReader<'_> {
 
     fn check_tokens<E: Error>(self, count: usize) -> Result<(), E> {
         match self.bounds.context {
-            Some(context) if count > context => Err(self.refuse(ApiError::prompt_exceeds_context(context))),
+            Some(context) if count > context => Err(self.refuse(ApiError::prompt_exceeds_context(count, context))),
             _ if 4 * count > PROMPT_BYTES_MAX => {
                 Err(self.refuse(ApiError::prompt_too_large("prompt", 4 * count, PROMPT_BYTES_MAX)))
             }

@@ -14,7 +14,7 @@ const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 const PRIVATE_NETWORK: HeaderName = HeaderName::from_static("access-control-request-private-network");
 const ALLOW_PRIVATE_NETWORK: HeaderName = HeaderName::from_static("access-control-allow-private-network");
 /// Response headers that a page may read.
-const EXPOSED: &str = "x-request-id, x-bramble-warning, retry-after";
+const EXPOSED: &str = "x-request-id, x-bramble-changed, x-bramble-warning, retry-after";
 /// Request headers that a page may send if its preflight names none.
 const HEADERS: &str = "authorization, content-type, x-request-id";
 /// Seconds for which a browser may cache a preflight.

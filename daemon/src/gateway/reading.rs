@@ -24,6 +24,8 @@ pub(super) struct Reading {
     pub(super) schemas: Arc<ToolSchemas>,
     /// Whether thoughts are no content.
     pub(super) has_thoughts: bool,
+    /// Whether the answer has a format: it begins at once, unless the head leaves room for calls next to it.
+    pub(super) is_formatted: bool,
     /// Number of most probable tokens to show for each token; `None`: no log probabilities.
     pub(super) logprobs: Option<usize>,
     /// Whether the ids of tokens are shown.

@@ -229,9 +229,8 @@ pub(super) fn build(
     sampling.scores_prompt = echoes && logprobs.is_some();
     let (stop, grammar, max_tokens) =
         (stop(fields)?, forced.or(constraint::read(fields, &mut unenforced)?), max_tokens(kind, fields, echoes)?);
-    // A response format leaves no room for calls and thoughts.
+    // Next to a response format, a head leaves room for calls, and for thoughts only with these.
     let is_formatted = grammar.is_some() && !tools.are_forced;
-    let tool_use = tool_use.filter(|_| !is_formatted);
     let tool_use = tool_use.map(|tool_use| Box::new(ToolUse { is_one: tools.is_one, ..tool_use }));
     let open = open(fields);
     let thought_tokens_max = thoughts::budget(fields)?;
@@ -268,7 +267,8 @@ pub(super) fn build(
         reading: Reading {
             tools,
             schemas: Arc::new(schemas),
-            has_thoughts: kind == Kind::Chat && !is_formatted && are_apart(fields)?,
+            has_thoughts: kind == Kind::Chat && (!is_formatted || tool_use.is_some()) && are_apart(fields)?,
+            is_formatted,
             logprobs: logprobs.map(|count| count as usize),
             shows_ids: false,
             is_prompt_only: max_tokens == 0,
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_receive_tools_and_choice_unless_the_answer_has_a_format() {
+    fn heads_receive_tools_and_choice_also_next_to_a_format() {
         let tool_use = |more: Value| {
             let body = json!({"tools": [tool("add"), tool("sum")]});
             let Value::Object(more) = more else { panic!("an object") };
@@ -407,9 +407,8 @@ mod tests {
         assert_eq!(how(json!({"tool_choice": "required"})), Some((true, false, true)));
         assert_eq!(how(json!({"tool_choice": "required", "parallel_tool_calls": false})), Some((true, true, true)));
         assert_eq!(how(json!({"tool_choice": tool("add")})), Some((true, true, false)));
-        for none in [json!({"tool_choice": "none"}), json!({"response_format": {"type": "json_object"}})] {
-            assert_eq!(how(none), None);
-        }
+        assert_eq!(how(json!({"tool_choice": "none"})), None);
+        assert_eq!(how(json!({"response_format": {"type": "json_object"}})), Some((false, false, true)));
         let large = json!({"type": "object", "description": "x".repeat(GRAMMAR_BYTES_MAX)});
         let large = json!([{"type": "function", "function": {"name": "sum", "parameters": large}}]);
         let found = tool_use(json!({ "tools": large })).expect("its name");

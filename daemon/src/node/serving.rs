@@ -142,8 +142,8 @@ impl Node {
         };
         let requests = &mut running.requests;
         let effect = match event {
-            AnswerEvent::Started { prompt, form } => {
-                requests.respond(key, ResponseBody::Started { prompt_token_ids: prompt, form })
+            AnswerEvent::Started { prompt, form, changes } => {
+                requests.respond(key, ResponseBody::Started { prompt_token_ids: prompt, form, changes })
             }
             AnswerEvent::Dispatched => {
                 requests.dispatched(key);

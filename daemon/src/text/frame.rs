@@ -10,7 +10,7 @@ use common::{
     tool_use::CallGrammar,
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use tokenizer::template::TemplateSource;
+use tokenizer::template::{Rendered, TemplateSource};
 
 use crate::priority::Priority;
 
@@ -52,7 +52,7 @@ pub(super) enum Job {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Outcome {
     Good,
-    Text(String),
+    Text(Rendered),
     Tokens(Vec<u32>),
     Refused(FaultKind),
 }

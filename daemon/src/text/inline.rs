@@ -10,7 +10,7 @@ use engine::structured_output;
 use gguf::GgufFile;
 use tokenizer::{
     Tokenizer,
-    template::{ChatTemplate, TemplateError, TemplateSource},
+    template::{ChatTemplate, Rendered, TemplateError, TemplateSource},
 };
 
 use super::{TextWork, Unprepared, refused};
@@ -61,9 +61,9 @@ impl Inline {
 }
 
 impl TextWork for Inline {
-    fn render(&mut self, chat: &Chat, now: u64) -> Result<String, Unprepared> {
-        let text = self.template()?.render(chat, now);
-        Ok(text.map_err(|error| refused(error.to_string()))?)
+    fn render(&mut self, chat: &Chat, now: u64) -> Result<Rendered, Unprepared> {
+        let rendered = self.template()?.render_with_changes(chat, now);
+        Ok(rendered.map_err(|error| refused(error.to_string()))?)
     }
 
     fn check(&mut self, grammar: &Grammar) -> Result<(), Unprepared> {

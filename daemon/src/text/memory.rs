@@ -10,7 +10,7 @@ use common::fault::FaultKind;
 use sha2::{Digest, Sha256};
 use tokenizer::answer::GrammarTool;
 
-use super::Unprepared;
+use super::{PromptTokens, Unprepared};
 
 /// Most prompts in the cache.
 const PROMPTS_MAX: usize = 4;
@@ -68,7 +68,7 @@ impl<T: Clone> Latest<T> {
 /// The cache, shared by all threads that prepare requests for an engine.
 #[derive(Debug)]
 pub(super) struct Memory {
-    prompts: Mutex<Latest<Arc<[u32]>>>,
+    prompts: Mutex<Latest<Arc<PromptTokens>>>,
     schemas: Mutex<Latest<()>>,
     tools: Mutex<Latest<KnownTools>>,
 }
@@ -89,14 +89,14 @@ fn lock<T>(place: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Memory {
-    pub(super) fn prompt(&self, key: &Key) -> Option<Result<Arc<[u32]>, FaultKind>> {
+    pub(super) fn prompt(&self, key: &Key) -> Option<Result<Arc<PromptTokens>, FaultKind>> {
         lock(&self.prompts).get(key, |age, _| age < AGE_MAX)
     }
 
-    pub(super) fn keep_prompt(&self, key: Key, found: &Result<Vec<u32>, Unprepared>) {
+    pub(super) fn keep_prompt(&self, key: Key, found: &Result<PromptTokens, Unprepared>) {
         let found = match found {
-            Ok(tokens) if tokens.len() > PROMPT_TOKENS_MAX => return,
-            Ok(tokens) => Ok(Arc::from(tokens.as_slice())),
+            Ok(prompt) if prompt.ids.len() > PROMPT_TOKENS_MAX => return,
+            Ok(prompt) => Ok(Arc::new(prompt.clone())),
             Err(Unprepared::Refused(kind)) => Err(kind.clone()),
             Err(Unprepared::Elsewhere) => return,
         };
@@ -133,10 +133,10 @@ mod tests {
     fn latest_entries_are_found_and_older_ones_evicted() {
         let memory = Memory::default();
         let key = |number: usize| Key::of(&["text", &number.to_string()]);
-        (0..=PROMPTS_MAX).for_each(|number| memory.keep_prompt(key(number), &Ok(vec![number as u32])));
+        (0..=PROMPTS_MAX).for_each(|number| memory.keep_prompt(key(number), &Ok(vec![number as u32].into())));
         assert_eq!(memory.prompt(&key(0)), None);
-        assert_eq!(memory.prompt(&key(PROMPTS_MAX)), Some(Ok(Arc::from([PROMPTS_MAX as u32]))));
-        memory.keep_prompt(key(9), &Ok(vec![0; PROMPT_TOKENS_MAX + 1]));
+        assert_eq!(memory.prompt(&key(PROMPTS_MAX)), Some(Ok(Arc::new(vec![PROMPTS_MAX as u32].into()))));
+        memory.keep_prompt(key(9), &Ok(vec![0_u32; PROMPT_TOKENS_MAX + 1].into()));
         memory.keep_prompt(key(10), &Err(Unprepared::Elsewhere));
         assert_eq!((memory.prompt(&key(9)), memory.prompt(&key(10))), (None, None));
         assert_ne!(Key::of(&["ab", "c"]), Key::of(&["a", "bc"]), "parts are distinguished");

@@ -18,10 +18,12 @@ mod vocabulary;
 mod worker;
 
 use common::{
+    changes::TemplateChanges,
     chat::{Chat, Grammar},
     fault::FaultKind,
     tool_use::CallGrammar,
 };
+use tokenizer::template::Rendered;
 
 pub use answer::{AnswerEvent, Answers, Translated};
 pub use model::ModelText;
@@ -29,6 +31,21 @@ pub use prepare::Preparer;
 pub use service::TextService;
 pub use vocabulary::vocabulary;
 pub use worker::{Program, check_template};
+
+/// The tokens of a prompt.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PromptTokens {
+    /// Their ids.
+    pub ids: Vec<u32>,
+    /// How its conversation was changed for the chat template.
+    pub changes: TemplateChanges,
+}
+
+impl From<Vec<u32>> for PromptTokens {
+    fn from(ids: Vec<u32>) -> Self {
+        Self { ids, changes: TemplateChanges::default() }
+    }
+}
 
 /// Why a request was not prepared.
 #[derive(Clone, Debug, PartialEq)]
@@ -51,7 +68,7 @@ pub trait TextWork {
     ///
     /// # Errors
     /// The template or the conversation is refused.
-    fn render(&mut self, chat: &Chat, now: u64) -> Result<String, Unprepared>;
+    fn render(&mut self, chat: &Chat, now: u64) -> Result<Rendered, Unprepared>;
 
     /// Checks whether answers can have this form.
     ///

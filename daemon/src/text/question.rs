@@ -1,9 +1,10 @@
 //! Questions of clients about the model's texts: they need the tokenizer and the templates, but no engine.
-use common::{chat::PROMPT_BYTES_MAX, fault::FaultKind};
+use common::{changes::TemplateChanges, chat::PROMPT_BYTES_MAX, fault::FaultKind};
 use protocol::{
     message::MESSAGE_BYTES_MAX,
     texts::{ModelTexts, TextRequest, TextResponse},
 };
+use tokenizer::template::Rendered;
 
 use super::{ModelText, Preparer, TextWork, Unprepared, prepare::SMALL_BYTES_MAX, refused};
 
@@ -28,14 +29,17 @@ impl<W: TextWork> Preparer<W> {
             }
             TextRequest::TokenizeChat { chat, with_pieces } => {
                 self.check_contents(&chat.messages)?;
-                (self.chat(chat, now)?, *with_pieces)
+                (self.chat(chat, now)?.ids, *with_pieces)
             }
-            TextRequest::Detokenize(ids) => return Ok(TextResponse::Text(self.model.detokenize(ids)?)),
+            TextRequest::Detokenize(ids) => {
+                let (text, changes) = (self.model.detokenize(ids)?, TemplateChanges::default());
+                return Ok(TextResponse::Text { text, changes });
+            }
             TextRequest::Render(chat) => {
                 self.model.template()?;
-                let text = self.work.render(chat, now)?;
+                let Rendered { text, changes } = self.work.render(chat, now)?;
                 check_bytes(text.len())?;
-                return Ok(TextResponse::Text(text));
+                return Ok(TextResponse::Text { text, changes });
             }
             TextRequest::Describe => return Ok(TextResponse::Described(self.model.describe())),
         };
@@ -128,7 +132,8 @@ mod tests {
         };
         assert_eq!(ids, preparer.model.tokenizer.encode(text, true, true));
         assert_eq!(ids.len(), pieces.len());
-        let Ok(TextResponse::Text(found)) = preparer.answer(&TextRequest::Detokenize(ids.clone()), 0) else {
+        let Ok(TextResponse::Text { text: found, .. }) = preparer.answer(&TextRequest::Detokenize(ids.clone()), 0)
+        else {
             panic!("a text")
         };
         assert!(found.ends_with(text), "{found}");
@@ -141,8 +146,9 @@ mod tests {
         let mut preparer = preparer();
         let messages = r#"[{"role": "user", "content": "But soft!"}]"#.into();
         let chat = Box::new(Chat { messages, ..Chat::default() });
-        assert_eq!(preparer.answer(&TextRequest::Render(chat.clone()), 0), Ok(TextResponse::Text("But soft!".into())));
-        let ids = preparer.chat(&chat, 0).expect("tokens");
+        let rendered = TextResponse::Text { text: "But soft!".into(), changes: TemplateChanges::default() };
+        assert_eq!(preparer.answer(&TextRequest::Render(chat.clone()), 0), Ok(rendered));
+        let ids = preparer.chat(&chat, 0).expect("tokens").ids;
         let asked = TextRequest::TokenizeChat { chat, with_pieces: false };
         assert_eq!(preparer.answer(&asked, 0), Ok(TextResponse::Tokens { ids, pieces: Vec::new() }));
         let Ok(TextResponse::Described(texts)) = preparer.answer(&TextRequest::Describe, 0) else { panic!("texts") };

@@ -19,7 +19,7 @@ use common::{
     tool_use::CallGrammar,
 };
 use nix::sys::signal::Signal;
-use tokenizer::template::TemplateError;
+use tokenizer::template::{Rendered, TemplateError};
 
 use super::{
     ModelText, TextWork, Unprepared,
@@ -294,9 +294,9 @@ fn resident(child: &Child) -> u64 {
 }
 
 impl TextWork for Worker {
-    fn render(&mut self, chat: &Chat, now: u64) -> Result<String, Unprepared> {
+    fn render(&mut self, chat: &Chat, now: u64) -> Result<Rendered, Unprepared> {
         match self.ask(Job::Render(chat.clone(), now))? {
-            Outcome::Text(text) => Ok(text),
+            Outcome::Text(rendered) => Ok(rendered),
             other => Err(unexpected(&other)),
         }
     }

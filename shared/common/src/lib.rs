@@ -1,6 +1,7 @@
 //! The words that every crate shares: ids, units, limits, formats, faults, latencies. Pure; no file, socket, clock or thread.
 pub mod browser;
 pub mod calendar;
+pub mod changes;
 pub mod chat;
 pub mod digest;
 pub mod fault;

@@ -1,5 +1,6 @@
 //! Messages after the handshake: requests and responses of consoles, heartbeats of ranks. Data frames are in `frame`.
 use common::{
+    changes::TemplateChanges,
     chat::{AnswerForm, Chat, FinishReason, Grammar},
     fault::{Fault, FaultKind},
     ids::{Epoch, MemberIndex, ModelIdentity, ModelRoots, Rank, RequestId, TopologyHash},
@@ -190,7 +191,7 @@ pub struct Generate {
     #[serde(default, with = "common::version::since_11")]
     pub open: Vec<OpenParameter>,
     /// The tools that the answer may call: a head constrains calls in the syntax of its model. If it cannot, `grammar`
-    /// holds, which is plain JSON of a required call.
+    /// holds, which is plain JSON of a required call. If no call is required, `grammar` is what the answer may be instead.
     #[serde(default, with = "common::version::since_12")]
     pub tool_use: Option<Box<ToolUse>>,
 }
@@ -284,6 +285,9 @@ pub enum ResponseBody {
         prompt_token_ids: Vec<u32>,
         /// How to read the answer.
         form: AnswerForm,
+        /// What was changed in the conversation for the model's chat template.
+        #[serde(default, with = "common::version::since_16")]
+        changes: TemplateChanges,
     },
     /// A token was sampled.
     Token(TokenEvent),
@@ -433,11 +437,11 @@ pub struct Finished {
 /// The heartbeat between the control ends of two ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Beat {
-    /// Collectives that the sender's engine has completed: no progress while there is work means stalled.
+    /// A number that changes with every piece of work; unchanged while busy and not waiting means stalled.
     pub progress: u64,
     /// Whether the sender's engine has work.
     pub busy: bool,
-    /// Whether it is waiting for another rank: busy without progress and not waiting means stalled.
+    /// Whether it is waiting for another rank.
     pub waiting: bool,
     /// Whether the sender is draining and wants to leave.
     pub draining: bool,

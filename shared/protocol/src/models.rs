@@ -31,9 +31,16 @@ pub fn check_name(name: &str) -> Result<(), String> {
     Err(format!("{name:?} is not a model name; give NAME.gguf of at most {NAME_BYTES_MAX} bytes, without folders"))
 }
 
-/// Whether a name that a person or client gives means a file: the file's name with or without the extension.
+/// Whether a name that a person or client gives means a file: the file's name with or without the extension, also with
+/// the tag `:latest` of Ollama's lists.
 pub fn is_named(asked: &str, file: &str) -> bool {
-    asked == file || file.strip_suffix(".gguf") == Some(asked)
+    let stem = file.strip_suffix(".gguf");
+    [asked, plain_name(asked)].into_iter().any(|name| name == file || stem == Some(name))
+}
+
+/// A client's name for a model without the tag that Ollama adds by default.
+pub fn plain_name(asked: &str) -> &str {
+    asked.strip_suffix(":latest").unwrap_or(asked)
 }
 
 /// The name without the part number of a split model (`NAME-00002-of-00003.gguf`).
@@ -312,6 +319,16 @@ mod tests {
         assert_eq!(files_of(files[1]), files);
         for odd in ["big-00001-of-00000.gguf", "big-00003-of-00002.gguf", "big-00000-of-00002.gguf"] {
             assert_eq!(files_of(odd), [odd]);
+        }
+    }
+
+    #[test]
+    fn a_name_may_lack_the_extension_and_have_the_tag_of_ollama() {
+        for asked in ["m-q8_0.gguf", "m-q8_0", "m-q8_0:latest", "m-q8_0.gguf:latest"] {
+            assert!(is_named(asked, "m-q8_0.gguf"), "{asked}");
+        }
+        for other in ["", "m", ":latest", "m-q8_0:q8_0", "m-q8_0:latest:latest"] {
+            assert!(!is_named(other, "m-q8_0.gguf"), "{other}");
         }
     }
 

@@ -1,6 +1,6 @@
 //! Requests of clients to a head about the texts of its model: tokens of a text or a conversation, the text of tokens,
 //! a rendered conversation. Since wire version 11.
-use common::chat::Chat;
+use common::{changes::TemplateChanges, chat::Chat};
 use serde::{Deserialize, Serialize};
 
 /// A question about texts, answered without the engine.
@@ -43,7 +43,13 @@ pub enum TextResponse {
         pieces: Vec<Vec<u8>>,
     },
     /// A text.
-    Text(String),
+    Text {
+        /// The text itself.
+        text: String,
+        /// What was changed in a conversation for the model's chat template.
+        #[serde(default, with = "common::version::since_16")]
+        changes: TemplateChanges,
+    },
     /// Texts of the model.
     Described(ModelTexts),
 }
@@ -78,7 +84,7 @@ impl TextResponse {
     pub fn byte_count(&self) -> usize {
         match self {
             Self::Tokens { ids, pieces } => 4 * ids.len() + pieces.iter().map(|piece| piece.len() + 24).sum::<usize>(),
-            Self::Text(text) => text.len(),
+            Self::Text { text, .. } => text.len(),
             Self::Described(ModelTexts { template, template_with_tools, .. }) => {
                 [template, template_with_tools].into_iter().flatten().map(String::len).sum()
             }

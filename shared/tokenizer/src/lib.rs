@@ -6,6 +6,7 @@ mod character;
 mod error;
 mod limits;
 mod merge;
+mod one_line;
 mod overlap;
 mod pretokenizer;
 mod rule;

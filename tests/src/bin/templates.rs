@@ -4,7 +4,10 @@ use std::{collections::BTreeMap, fs, path::PathBuf};
 
 use anyhow::{Context, ensure};
 use clap::Parser;
-use common::chat::{Chat, ToolFormat};
+use common::{
+    changes::TemplateChanges,
+    chat::{Chat, ToolFormat},
+};
 use harness::programs::root;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value, json};
@@ -61,14 +64,14 @@ fn main() -> anyhow::Result<()> {
                 variables: Some(json!(dated(variables, &source)).to_string()),
                 is_continued: false,
             };
-            let rendered = template.render(&chat, NOW);
-            // Bramble may change a conversation that is refused.
-            if rendered.is_ok() && expected["refused"].is_string() {
+            let rendered = template.render_with_changes(&chat, NOW);
+            let changes = rendered.as_ref().map(|rendered| rendered.changes).unwrap_or_default();
+            if is_explained(changes, expected, &template, &chat, &parts["messages"]) {
                 changed += 1;
-                println!("{name} accepts {conversation} after a change");
+                println!("{name} takes {conversation} with {changes}");
                 continue;
             }
-            let found = match rendered {
+            let found = match rendered.map(|rendered| rendered.text) {
                 // Gemma 4's template leaves out the turn of the answer behind a call with text.
                 Ok(text) if template.format().format == ToolFormat::Gemma && *expected != hash(&text) => {
                     Value::String(hash(text.strip_suffix("<|turn>model\n").unwrap_or(&text)))
@@ -90,6 +93,41 @@ fn main() -> anyhow::Result<()> {
         "the checkout has {templates} of the templates, at least {TEMPLATES_MIN} are needed"
     );
     Ok(())
+}
+
+/// Whether these changes explain that Bramble does not write the text of jinja2, which refuses the conversation or writes
+/// it without its calls.
+fn is_explained(
+    changes: TemplateChanges,
+    expected: &Value,
+    template: &ChatTemplate,
+    chat: &Chat,
+    messages: &Value,
+) -> bool {
+    // Bramble, too, leaves out calls whose syntax it does not have.
+    if changes.is_empty() || changes == TemplateChanges::CALLS_LEFT_OUT {
+        return false;
+    }
+    if expected["refused"].is_string() {
+        return true;
+    }
+    // A missing content is written in several ways.
+    changes == TemplateChanges::CALLS_AS_TEXT
+        && ["", "null", "None"].iter().any(|content| {
+            let bare = Chat { messages: without_calls(messages, content).to_string(), ..chat.clone() };
+            template.render(&bare, NOW).is_ok_and(|text| *expected == hash(&text))
+        })
+}
+
+/// The messages without their calls, and with this content where they have only calls.
+fn without_calls(messages: &Value, content: &str) -> Value {
+    let mut messages = messages.clone();
+    for message in messages.as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut) {
+        if message.remove("tool_calls").is_some() && message.get("content").is_none_or(Value::is_null) {
+            message.insert("content".into(), content.into());
+        }
+    }
+    messages
 }
 
 /// The variables, with the date of a template that sets one if it gets none: jinja2 gave it none.

@@ -163,7 +163,7 @@ async fn run(
         };
         silent.set(silence(session));
         match body {
-            ResponseBody::Started { prompt_token_ids, form } => {
+            ResponseBody::Started { prompt_token_ids, form, .. } => {
                 answer.request.prompt = Prompt::Tokens(prompt_token_ids.clone());
                 if !std::mem::replace(&mut answer.has_begun, true) {
                     tell(events, GenerateEvent::Started { prompt_token_ids }).await;

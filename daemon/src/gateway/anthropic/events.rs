@@ -38,6 +38,7 @@ impl MessageWriter {
     fn stop_reason(&self) -> Option<&'static str> {
         self.blocks.finish.map(|reason| match reason {
             "tool_calls" => "tool_use",
+            "length" if self.blocks.fills_context => "model_context_window_exceeded",
             "length" => "max_tokens",
             _ => "end_turn",
         })

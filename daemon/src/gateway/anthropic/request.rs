@@ -2,6 +2,7 @@
 use serde_json::{Map, Value, json};
 
 use crate::gateway::{
+    conversation::{left_out, text_with},
     error::ApiError,
     typed_json::{Fields, brief},
 };
@@ -71,20 +72,17 @@ fn without_attribution(system: &str) -> String {
 
 /// The text of a string or of blocks of text; blocks are paragraphs.
 fn text(param: &str, content: &Value) -> Result<String, ApiError> {
-    let Value::Array(blocks) = content else {
-        let text = content.as_str().map(str::to_owned);
-        return text.ok_or_else(|| {
-            ApiError::invalid(param, format!("{param} is {}, it must be a string or a list of blocks", brief(content)))
-        });
+    text_with(param, content, |block| Err(refused(param, block)))
+}
+
+/// The text of a tool's result. What the model cannot read is left out: the conversation could not continue otherwise.
+fn result(param: &str, block: &Value) -> Result<String, ApiError> {
+    let content = match &block["content"] {
+        Value::Null => String::new(),
+        content => text_with(param, content, |block| Ok(left_out(block)))?,
     };
-    let mut texts = Vec::new();
-    for block in blocks {
-        match block["text"].as_str() {
-            Some(text) => texts.push(text),
-            None => return Err(refused(param, block)),
-        }
-    }
-    Ok(texts.join("\n"))
+    let is_named = content.get(..5).is_some_and(|begin| begin.eq_ignore_ascii_case("error"));
+    Ok(if block["is_error"] == true && !is_named { format!("Error: {content}") } else { content })
 }
 
 /// A block that the model cannot read.
@@ -113,11 +111,8 @@ fn add_turn(index: usize, mut turn: Value, messages: &mut Vec<Value>) -> Result<
         match (block["type"].as_str(), role.as_str()) {
             (Some("text"), _) => texts.push(block["text"].as_str().ok_or_else(|| refused(&param, block))?),
             (Some("tool_result"), "user") => {
-                let result = match Fields(block.as_object().unwrap_or(&Map::new())).get("content") {
-                    Some(content) => text(&param, content)?,
-                    None => String::new(),
-                };
-                messages.push(json!({"role": "tool", "tool_call_id": block["tool_use_id"], "content": result}));
+                let content = result(&param, block)?;
+                messages.push(json!({"role": "tool", "tool_call_id": block["tool_use_id"], "content": content}));
             }
             (Some("tool_use"), "assistant") => calls.push(json!({
                 "id": block["id"],

@@ -1,8 +1,10 @@
 //! Bodies of messages as chats, and answers as messages and events.
+use common::chat::FinishReason;
 use serde_json::{Map, Value, json};
 
 use super::{events::MessageWriter, request};
 use crate::gateway::{
+    answer::Ended,
     choice::ChoicePart,
     error::ApiError,
     object::Usage,
@@ -108,7 +110,6 @@ fn tools_choices_and_thinking_have_their_counterparts() {
 fn blocks_that_the_model_cannot_read_are_refused_by_name() {
     for (content, name) in [
         (json!([{"type": "image", "source": {}}]), "image"),
-        (json!([{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image"}]}]), "image"),
         (json!([{"type": "tool_use", "id": "t", "name": "f", "input": {}}]), "tool_use"),
         (json!([7]), "unknown"),
         (json!(7), "7"),
@@ -130,6 +131,23 @@ fn blocks_that_the_model_cannot_read_are_refused_by_name() {
     let turns = json!([{"role": "user", "content": "Hi"}]);
     let server = json!({"messages": turns, "tools": [{"type": "web_search_20250305", "name": "web_search"}]});
     assert!(chat(server).expect_err("only Anthropic has it").message().contains("web_search_20250305"));
+}
+
+#[test]
+fn results_of_tools_lose_images_and_show_errors() {
+    let result = |more: Value| {
+        let mut block = json!({"type": "tool_result", "tool_use_id": "t"});
+        block.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        let body = json!({"messages": [{"role": "user", "content": [block]}]});
+        chat(body).expect("it is good")["messages"][0]["content"].clone()
+    };
+    let image = json!({"type": "image", "source": {"type": "base64", "data": "aGk="}});
+    let text = json!({"type": "text", "text": "a"});
+    assert_eq!(result(json!({"content": [text, image]})), "a\n[image left out: this model reads only text]");
+    assert_eq!(result(json!({"content": "gone", "is_error": true})), "Error: gone");
+    assert_eq!(result(json!({"content": "error: gone", "is_error": true})), "error: gone");
+    assert_eq!(result(json!({"content": "gone", "is_error": false})), "gone");
+    assert_eq!(result(json!({"is_error": true})), "Error: ");
 }
 
 fn parts() -> [ChoicePart; 6] {
@@ -190,6 +208,17 @@ fn message_has_the_blocks_of_the_stream() {
     ]);
     assert_eq!(message["content"], expected);
     assert_eq!((&message["stop_reason"], &message["usage"]["input_tokens"]), (&json!("tool_use"), &json!(8)));
+}
+
+#[test]
+fn answer_that_fills_the_context_has_a_reason_of_its_own() {
+    for (reason, expected) in
+        [(FinishReason::Context, "model_context_window_exceeded"), (FinishReason::Length, "max_tokens")]
+    {
+        let mut writer = MessageWriter::new("7");
+        writer.keep(0, ChoicePart::End("length", Box::new(Ended { reason, ..Ended::default() })));
+        assert_eq!(writer.whole(&tally())["stop_reason"], expected);
+    }
 }
 
 #[test]

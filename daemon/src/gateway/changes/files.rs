@@ -10,7 +10,7 @@ use axum::{
     extract::{Request, State},
     response::{IntoResponse, Response},
 };
-use protocol::models::{ModelsRequest, check_name, files_of, is_named};
+use protocol::models::{ModelsRequest, check_name, files_of, is_named, plain_name};
 use serde_json::{Value, json};
 use tokio::sync::mpsc::channel;
 
@@ -101,7 +101,7 @@ pub(in crate::gateway) async fn delete(
 ) -> Result<Json<Value>, ApiError> {
     let Intake { parsed: NamedFile { name, .. }, working: _working, .. } =
         receive(&gateway, request, false, read).await?;
-    let name = name.strip_suffix(":latest").unwrap_or(&name);
+    let name = plain_name(&name);
     let is_used = gateway.cluster.models().iter().any(|model| {
         let used = files_of(&model.topology.model);
         used.iter().any(|file| is_named(name, file))

@@ -2,7 +2,7 @@
 //! few nodes at a time.
 use std::{collections::BTreeMap, sync::Arc};
 
-use assignment::files;
+use assignment::{files, source::url_of_part};
 use common::{
     fault::{Fault, FaultKind},
     units::Bytes,
@@ -36,7 +36,8 @@ impl Gateway {
         let names = files_of(model);
         let listed = files::list(&own).await?;
         for name in lacking(&names, &listed) {
-            let pulled = ModelsRequest::Pull { url: url_of(url, model, &name), model: name.clone(), sha256: None };
+            let url = url_of_part(url, model, &name);
+            let pulled = ModelsRequest::Pull { url, model: name.clone(), sha256: None };
             files::stored(&own, pulled, &|step, done, total| report(told, &name, step, done, total)).await?;
         }
         check_split(&own, &names).await?;
@@ -113,13 +114,6 @@ fn lacking(names: &[String], files: &[ModelFile]) -> Vec<String> {
         })
     });
     lacked.cloned().collect()
-}
-
-/// The URL of a file of a split model, from that of another one in the same folder.
-fn url_of(url: &str, model: &str, name: &str) -> String {
-    let end = url.find(['?', '#']).unwrap_or(url.len());
-    let folder = url[..end].strip_suffix(model);
-    folder.map_or_else(|| url.to_owned(), |folder| format!("{folder}{name}{}", &url[end..]))
 }
 
 /// Checks that a split model is usable on a node, which only all of its files together show.
@@ -228,14 +222,5 @@ mod tests {
         let alone = files_of("a.gguf");
         assert!(lacking(&alone, &[file("a.gguf", FileState::Complete)]).is_empty());
         assert_eq!(lacking(&alone, &[file("a.gguf", broken)]), alone, "a broken file is no copy");
-    }
-
-    #[test]
-    fn files_of_a_split_model_are_next_to_each_other() {
-        let [first, second] = ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"];
-        for (begin, end) in [("https://a/o/r/resolve/main/q4/", ""), ("http://a:1/", "?download=true&name=x.gguf")] {
-            let url = url_of(&format!("{begin}{first}{end}"), first, second);
-            assert_eq!(url, format!("{begin}{second}{end}"));
-        }
     }
 }

@@ -27,6 +27,8 @@ pub(in crate::gateway) struct EmbeddingsAsked {
     pub(super) form: EmbeddingForm,
     /// Length of the vectors, if shorter than the model's.
     pub(super) dimensions: Option<usize>,
+    /// Whether texts with too many tokens are cut; `None`: the default of the API.
+    pub(super) truncates: Option<bool>,
 }
 
 /// How vectors are written.
@@ -42,10 +44,23 @@ pub(in crate::gateway) enum EmbeddingForm {
 /// # Errors
 /// The first invalid field.
 pub(in crate::gateway) fn read(body: &[u8], bounds: Bounds) -> Result<EmbeddingsAsked, ApiError> {
+    read_field("input", TEXTS_MAX, body, bounds)
+}
+
+/// Reads the body of Ollama's older path, which takes one text.
+///
+/// # Errors
+/// The first invalid field.
+pub(super) fn read_one(body: &[u8], bounds: Bounds) -> Result<EmbeddingsAsked, ApiError> {
+    read_field("prompt", 1, body, bounds)
+}
+
+/// Reads a body with at most `most` texts in a field.
+fn read_field(field: &str, most: usize, body: &[u8], bounds: Bounds) -> Result<EmbeddingsAsked, ApiError> {
     let outline = Outline::read(body)?;
-    let object = outline.values(&["dimensions", "encoding_format", "model"])?;
+    let object = outline.values(&["dimensions", "encoding_format", "model", "truncate"])?;
     let fields = Fields(&object);
-    let prompts = outline.prompts_up_to("input", TEXTS_MAX, bounds)?;
+    let prompts = outline.prompts_up_to(field, most, bounds)?;
     let form = match fields.text("encoding_format")? {
         None | Some("float") => EmbeddingForm::Floats,
         Some("base64") => EmbeddingForm::Base64,
@@ -63,6 +78,7 @@ pub(in crate::gateway) fn read(body: &[u8], bounds: Bounds) -> Result<Embeddings
             .collect(),
         form,
         dimensions: fields.whole("dimensions", 1, DIMENSIONS_MAX)?.map(|length| length as usize),
+        truncates: fields.get("truncate").map(|_| fields.flag("truncate")).transpose()?,
     })
 }
 
@@ -108,11 +124,17 @@ mod tests {
         let many = json!({"input": ["a", [1, 2]], "encoding_format": "base64", "dimensions": 64});
         let many = asked(many).expect("it is good");
         assert_eq!((many.wishes.len(), many.form, many.dimensions), (2, EmbeddingForm::Base64, Some(64)));
+        let cut = asked(json!({"input": "a", "truncate": false})).expect("it is good");
+        assert_eq!((one.truncates, cut.truncates), (None, Some(false)));
+        let read_one = |body: Value| read_one(body.to_string().as_bytes(), Bounds { context: None });
+        assert_eq!(read_one(json!({"prompt": "a"})).map(|asked| asked.wishes.len()).ok(), Some(1));
+        assert!(read_one(json!({"prompt": ["a", "b"]})).is_err() && read_one(json!({"input": "a"})).is_err());
         for wrong in [
             json!({}),
             json!({"input": 1}),
             json!({"input": "a", "encoding_format": "int8"}),
             json!({"input": "a", "dimensions": 0}),
+            json!({"input": "a", "truncate": "no"}),
             json!({"input": vec!["a"; TEXTS_MAX + 1]}),
         ] {
             assert!(asked(wrong.clone()).is_err_and(|error| error.status.as_u16() == 400), "{wrong}");

@@ -3,10 +3,14 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use assignment::files;
-use axum::{Json, extract::State};
+use axum::{
+    Json,
+    extract::{Request, State},
+};
 use protocol::{
-    models::{FileState, files_of},
+    models::{FileState, family, files_of},
     session::Session,
+    texts::{TextRequest, TextResponse},
 };
 use serde_json::{Value, json};
 use tokio::time::timeout;
@@ -18,11 +22,10 @@ use super::{
 use crate::gateway::{
     Gateway,
     cluster::ServedModel,
-    complete::ReceivedRequest,
     error::ApiError,
-    outline::{Bounds, Outline},
+    intake::{Intake, receive},
+    outline::Outline,
     typed_json::Fields,
-    writer::Demand,
 };
 
 /// When a model expires that is never unloaded by itself.
@@ -32,6 +35,10 @@ const API_VERSION: &str = "0.12.6";
 
 /// Time limit for listing this node's files.
 const LIST: Duration = Duration::from_secs(2);
+/// Time limit for the template of a head.
+const DESCRIBE: Duration = Duration::from_secs(5);
+/// Stands for a template that no head reports: clients look for `.Tools` in it.
+const TEMPLATE: &str = "{{ if .Tools }}{{ .Tools }}{{ end }}{{ .Prompt }}";
 
 /// Bytes of model files by name.
 type Sizes = BTreeMap<String, u64>;
@@ -97,23 +104,42 @@ pub(in crate::gateway) async fn running(State(gateway): State<Arc<Gateway>>) -> 
     Json(json!({"models": loaded.collect::<Vec<_>>()}))
 }
 
-/// Describes the model that the body names.
+/// The model that a body names.
 ///
 /// # Errors
 /// The first invalid field.
-pub(in crate::gateway) fn show(_: &Gateway, body: &[u8], _: &ReceivedRequest, _: Bounds) -> Result<Demand, ApiError> {
+pub(in crate::gateway) fn shown(body: &[u8]) -> Result<Option<String>, ApiError> {
     let fields = Outline::read(body)?.values(&["model", "name"])?;
-    let (plain, _) = model(Fields(&fields))?;
-    Ok(Demand::Known(plain, Box::new(described)))
+    Ok(model(Fields(&fields))?.0)
+}
+
+/// POST /api/show.
+pub(in crate::gateway) async fn show(
+    State(gateway): State<Arc<Gateway>>,
+    request: Request,
+) -> Result<Json<Value>, ApiError> {
+    let intake = receive(&gateway, request, false, |bytes, _, _| shown(bytes)).await?;
+    let Intake { parsed: named, arrival, working: _working, .. } = intake;
+    let served = gateway.served_for(named.as_deref(), arrival.permission).await?;
+    let roots = served.topology.roots();
+    let template = match timeout(DESCRIBE, gateway.ask_head(&roots, TextRequest::Describe)).await {
+        Ok(Ok(TextResponse::Described(texts))) => texts.template_with_tools.or(texts.template).unwrap_or_default(),
+        // An older head, or none.
+        _ => TEMPLATE.to_owned(),
+    };
+    Ok(Json(described(&served, &template)))
 }
 
 /// The description of a model.
-fn described(served: &ServedModel) -> Value {
-    let context = served.topology.context_length;
+fn described(served: &ServedModel, template: &str) -> Value {
+    let topology = &served.topology;
     json!({
-        "modelfile": "", "parameters": "", "template": "", "license": "",
-        "details": details(&served.topology.model), "modified_at": timestamp(served.since),
-        "model_info": {"general.architecture": "bramble", "bramble.context_length": context},
+        "modelfile": "", "parameters": "", "template": template, "license": "",
+        "details": details(&topology.model), "modified_at": timestamp(served.since),
+        "model_info": {
+            "general.architecture": "bramble", "general.basename": family(&topology.model),
+            "bramble.context_length": topology.context_length,
+        },
         // The chat template decides about tools and thinking; a model without either ignores them.
         "capabilities": ["completion", "tools", "thinking"],
     })

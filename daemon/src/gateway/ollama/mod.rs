@@ -8,10 +8,9 @@ mod tests;
 
 use serde_json::{Value, json};
 
-pub(super) use self::{
-    catalog::{running, show, tags, version},
-    request::plain_name,
-};
+#[cfg(fuzzing)]
+pub(super) use self::catalog::shown;
+pub(super) use self::catalog::{running, show, tags, version};
 use self::{
     records::{RecordWriter, Shape},
     request::OllamaRequest,

@@ -1,5 +1,5 @@
 //! Converts bodies of Ollama's API to those of chats and completions. Pure.
-use protocol::message::Prompt;
+use protocol::{message::Prompt, models::plain_name};
 use serde_json::{Map, Value, json};
 
 use crate::gateway::{
@@ -9,9 +9,9 @@ use crate::gateway::{
 };
 
 /// All fields that are used; others, such as `keep_alive`, are not even built.
-pub(super) const FIELDS: [&str; 13] = [
-    "format", "images", "messages", "model", "name", "options", "prompt", "raw", "stream", "suffix", "system", "think",
-    "tools",
+pub(super) const FIELDS: [&str; 14] = [
+    "context", "format", "images", "messages", "model", "name", "options", "prompt", "raw", "stream", "suffix",
+    "system", "think", "tools",
 ];
 
 /// Options with the same meaning as the field of that name in chats.
@@ -76,6 +76,10 @@ pub(super) fn generate(given: Map<String, Value>) -> Result<OllamaRequest, ApiEr
         return Err(ApiError::invalid("suffix", "suffix is not supported; leave it out"));
     }
     check_images("images", fields.get("images"))?;
+    if fields.get("context").is_some_and(|context| context.as_array().is_none_or(|ids| !ids.is_empty())) {
+        let message = "context is not supported: answers have none; send the conversation to /api/chat";
+        return Err(ApiError::invalid("context", message));
+    }
     let prompt = fields.text("prompt")?.unwrap_or_default();
     if fields.flag("raw")? {
         let prompts = (!prompt.is_empty()).then(|| Prompt::Text(prompt.into()));
@@ -91,12 +95,7 @@ pub(super) fn generate(given: Map<String, Value>) -> Result<OllamaRequest, ApiEr
     Ok(OllamaRequest { kind: Kind::Chat, chat, prompts: Vec::new(), name })
 }
 
-/// A client's name for a model without the tag that Ollama adds by default.
-pub(in crate::gateway) fn plain_name(name: &str) -> &str {
-    name.strip_suffix(":latest").unwrap_or(name)
-}
-
-/// The plain name of the model, and the client's.
+/// The name of the model without the tag that Ollama adds by default, and the client's.
 pub(super) fn model(given: Fields<'_>) -> Result<(Option<String>, Option<String>), ApiError> {
     let name = given.text("model")?.or(given.text("name")?).map(str::to_owned);
     let plain = name.as_deref().map(|name| plain_name(name).to_owned());
@@ -110,13 +109,13 @@ fn common(given: Fields<'_>) -> Result<(Map<String, Value>, Option<String>), Api
     chat.extend(plain.map(|model| ("model".to_owned(), model.into())));
     let is_streamed = given.get("stream").is_none() || given.flag("stream")?;
     chat.insert("stream".into(), is_streamed.into());
-    // Ollama's answers have no limit by default; -1 and -2 are its words for that.
+    // Ollama's answers have no limit by default; 0, -1 and -2 are its words for that.
     chat.insert("max_tokens".into(), json!(-1));
     if let Some(options) = given.object("options")? {
         for name in OPTIONS {
             chat.extend(options.get(name).map(|value| (name.to_owned(), value.clone())));
         }
-        if let Some(most) = options.get("num_predict").filter(|most| most.as_i64().is_none_or(|most| most >= 0)) {
+        if let Some(most) = options.get("num_predict").filter(|most| most.as_i64().is_none_or(|most| most > 0)) {
             chat.insert("max_tokens".into(), most.clone());
         }
     }

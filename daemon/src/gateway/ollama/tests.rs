@@ -46,7 +46,9 @@ fn options_formats_and_names_have_their_counterparts() {
     assert_eq!(with("format", schema.clone()).expect("good")["response_format"]["schema"], schema);
     assert_eq!(with("think", json!(false)).expect("good")["enable_thinking"], false);
     assert_eq!(with("think", json!("low")).expect("good")["reasoning_effort"], "low");
-    assert_eq!(with("options", json!({"num_predict": -2})).expect("good")["max_tokens"], -1);
+    for unlimited in [0, -1, -2] {
+        assert_eq!(with("options", json!({"num_predict": unlimited})).expect("good")["max_tokens"], -1);
+    }
     for (name, wrong) in [("format", json!("xml")), ("think", json!(1)), ("options", json!(1)), ("messages", json!(1))]
     {
         assert!(with(name, wrong).is_err(), "{name}");
@@ -82,7 +84,13 @@ fn completions_are_chats_of_one_turn_or_raw() {
     let raw = generate(json!({"prompt": "Hi", "raw": true})).expect("it is good");
     assert!(raw.kind == Kind::Completion && matches!(&raw.prompts[..], [Prompt::Text(text)] if text == "Hi"));
     assert_eq!(generate(json!({"model": "m"})).expect("it loads the model").chat["messages"], json!([]));
-    for wrong in [json!({"prompt": 1}), json!({"suffix": "x"}), json!({"images": ["x"]})] {
+    assert!(generate(json!({"prompt": "Hi", "context": []})).is_ok());
+    for wrong in [
+        json!({"prompt": 1}),
+        json!({"suffix": "x"}),
+        json!({"images": ["x"]}),
+        json!({"prompt": "Hi", "context": [1, 2]}),
+    ] {
         assert!(generate(wrong.clone()).is_err(), "{wrong}");
     }
 }

@@ -229,11 +229,12 @@ impl ResponseWriter {
         self.numbered(vec![json!({"type": format!("response.{}", self.status()), "response": response})])
     }
 
-    /// The last event of a response that failed.
+    /// The last event of a response that failed. Codex sends the request again unless the code is one of a few.
     pub(super) fn fail(&mut self, error: &ApiError) -> Vec<Value> {
         let mut response = self.object(&Tally::default());
         response["status"] = "failed".into();
-        response["error"] = json!({"code": error.code, "message": error.message()});
+        let code = if error.is_final { "invalid_prompt" } else { error.code.as_str() };
+        response["error"] = json!({"code": code, "message": error.message()});
         self.numbered(vec![json!({"type": "response.failed", "response": response})])
     }
 

@@ -1,7 +1,11 @@
 //! Items of an input as messages of a chat: one turn of the assistant may be several items. Pure.
 use serde_json::{Value, json};
 
-use crate::gateway::{error::ApiError, typed_json::brief};
+use crate::gateway::{
+    conversation::{left_out, text_with},
+    error::ApiError,
+    typed_json::brief,
+};
 
 /// Adds an item to the conversation.
 ///
@@ -25,7 +29,7 @@ pub(super) fn add_item(index: usize, item: &Value, messages: &mut Vec<Value>) ->
             Ok(())
         }
         Some("function_call_output") => {
-            let output = text(&format!("{param}.output"), &item["output"])?;
+            let output = text_with(&format!("{param}.output"), &item["output"], |part| Ok(left_out(part)))?;
             messages.push(json!({"role": "tool", "tool_call_id": item["call_id"], "content": output}));
             Ok(())
         }
@@ -80,24 +84,8 @@ fn add_message(param: &str, item: &Value, messages: &mut Vec<Value>) -> Result<(
 
 /// The text of a string or of parts of text.
 fn text(param: &str, content: &Value) -> Result<String, ApiError> {
-    let parts = match content {
-        Value::String(text) => return Ok(text.clone()),
-        Value::Array(parts) => parts,
-        other => {
-            let message = format!("{param} is {}, it must be a string or a list of parts", brief(other));
-            return Err(ApiError::invalid(param, message));
-        }
-    };
-    let mut texts = Vec::new();
-    for part in parts {
-        match part["text"].as_str().or(part["refusal"].as_str()) {
-            Some(text) => texts.push(text),
-            None => {
-                let kind = brief(&part["type"]);
-                let message = format!("{param} has a part of type {kind}; the model accepts only text");
-                return Err(ApiError::invalid(param, message));
-            }
-        }
-    }
-    Ok(texts.join("\n"))
+    text_with(param, content, |part| {
+        let kind = brief(&part["type"]);
+        Err(ApiError::invalid(param, format!("{param} has a part of type {kind}; the model accepts only text")))
+    })
 }

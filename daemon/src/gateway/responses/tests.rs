@@ -52,6 +52,14 @@ fn items_become_turns_of_a_chat() {
 }
 
 #[test]
+fn images_in_results_of_tools_are_left_out() {
+    let output = json!([{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "data:x"}]);
+    let item = json!({"type": "function_call_output", "call_id": "c1", "output": output});
+    let messages = translated(json!({"input": [item]})).expect("it is good").messages;
+    assert_eq!(messages[0]["content"], "a\n[input_image left out: this model reads only text]");
+}
+
+#[test]
 fn tools_and_formats_have_their_counterparts() {
     let tool = json!({"type": "function", "name": "f", "description": null, "parameters": {}, "strict": true});
     let format = json!({"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": true});
@@ -188,6 +196,18 @@ fn answers_that_are_cut_off_are_incomplete() {
     assert_eq!(response["output"][1]["status"], "completed");
     let failed = writer.fail(&ApiError::shutting_down());
     assert_eq!((&failed[0]["type"], &failed[0]["response"]["status"]), (&json!("response.failed"), &json!("failed")));
+}
+
+#[test]
+fn final_failures_have_a_code_that_codex_does_not_retry() {
+    for (error, code) in [
+        (ApiError::overdue(600), "invalid_prompt"),
+        (ApiError::cancelled(3), "invalid_prompt"),
+        (ApiError::shutting_down(), "shutting_down"),
+        (ApiError::prompt_exceeds_context(9, 8), "context_length_exceeded"),
+    ] {
+        assert_eq!(writer().fail(&error)[0]["response"]["error"]["code"], code);
+    }
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::{sync::Arc, time::Duration};
 use axum::{
     Json,
     extract::{Query, Request, State},
+    response::{IntoResponse, Response},
 };
 use common::{
     fault::{Fault, FaultClass, FaultKind},
@@ -26,6 +27,7 @@ use self::bodies::{Tokenize, TokenizeForm};
 use super::{
     Gateway, anthropic,
     cluster::ServedModel,
+    complete::name_changes,
     error::ApiError,
     intake::{Intake, receive},
     outline::{Bounds, Outline},
@@ -93,10 +95,14 @@ impl Gateway {
     }
 
     /// The tokens that a question gives, with their bytes if it asks for them.
-    async fn tokens(&self, model: &ModelRoots, request: TextRequest) -> Result<(Vec<u32>, Vec<Vec<u8>>), ApiError> {
+    pub(super) async fn tokens(
+        &self,
+        model: &ModelRoots,
+        request: TextRequest,
+    ) -> Result<(Vec<u32>, Vec<Vec<u8>>), ApiError> {
         match self.ask_head(model, request).await? {
             TextResponse::Tokens { ids, pieces } => Ok((ids, pieces)),
-            TextResponse::Text(_) | TextResponse::Described(_) => Err(unexpected()),
+            TextResponse::Text { .. } | TextResponse::Described(_) => Err(unexpected()),
         }
     }
 
@@ -107,7 +113,7 @@ impl Gateway {
 
     async fn text(&self, model: &ModelRoots, request: TextRequest) -> Result<String, ApiError> {
         match self.ask_head(model, request).await? {
-            TextResponse::Text(text) => Ok(text),
+            TextResponse::Text { text, .. } => Ok(text),
             TextResponse::Tokens { .. } | TextResponse::Described(_) => Err(unexpected()),
         }
     }
@@ -165,10 +171,15 @@ pub(super) async fn detokenize(State(gateway): State<Arc<Gateway>>, request: Req
 pub(super) async fn apply_template(
     State(gateway): State<Arc<Gateway>>,
     request: Request,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Response, ApiError> {
     let (model, request, _intake) = question(&gateway, request, bodies::render).await?;
-    let text = gateway.text(&model.topology.roots(), request).await?;
-    Ok(Json(json!({"prompt": text})))
+    let rendered = gateway.ask_head(&model.topology.roots(), request).await?;
+    let TextResponse::Text { text, changes } = rendered else {
+        return Err(unexpected());
+    };
+    let mut response = Json(json!({"prompt": text})).into_response();
+    name_changes(changes, &mut response);
+    Ok(response)
 }
 
 /// POST /v1/messages/count_tokens.

@@ -8,6 +8,7 @@ use std::{
 };
 
 use common::{
+    changes::TemplateChanges,
     chat::{AnswerForm, FinishReason},
     fault::Fault,
     latency::RequestTimes,
@@ -22,7 +23,7 @@ use smallvec::{SmallVec, smallvec};
 use telemetry::{LinkBench, RankTotals};
 use tokenizer::Tokenizer;
 
-use super::{ModelText, output::Output};
+use super::{ModelText, PromptTokens, output::Output};
 
 /// Added to the logits of tokens that the model must not generate: more than any bias of a client can outweigh.
 const SUPPRESSION: f32 = -1e9;
@@ -36,6 +37,8 @@ pub enum AnswerEvent {
         prompt: Vec<u32>,
         /// How to read its answer.
         form: AnswerForm,
+        /// How its conversation was changed for the chat template.
+        changes: TemplateChanges,
     },
     /// It has a slot and KV memory for its tokens, and starts to compute.
     Dispatched,
@@ -81,7 +84,7 @@ struct Statistics {
 struct TextAnswer {
     output: Output,
     /// The tokens of its prompt, and how to read the answer, until the engine accepts the request.
-    prompt: Option<(Vec<u32>, AnswerForm)>,
+    prompt: Option<(PromptTokens, AnswerForm)>,
     /// Whether the log probabilities of its prompt are wanted.
     scores_prompt: bool,
     /// The statistics up to the token that completed a stop string.
@@ -101,7 +104,13 @@ impl Answers {
 
     /// Adds a request, and returns what the engine receives of it. A resumed answer is replayed: its client has the
     /// text that the resumed tokens do not hold back; the same text is held back here.
-    pub fn begin(&self, key: RequestKey, received: Instant, generate: &Generate, prompt: Vec<u32>) -> Prepared {
+    pub fn begin(
+        &self,
+        key: RequestKey,
+        received: Instant,
+        generate: &Generate,
+        prompt: impl Into<PromptTokens>,
+    ) -> Prepared {
         self.begin_with(key, received, generate, prompt, None)
     }
 
@@ -111,9 +120,10 @@ impl Answers {
         key: RequestKey,
         received: Instant,
         generate: &Generate,
-        prompt: Vec<u32>,
+        prompt: impl Into<PromptTokens>,
         calls: Option<CallGrammar>,
     ) -> Prepared {
+        let prompt = prompt.into();
         let tokenizer = &self.model.tokenizer;
         let marks = if generate.shows_marks { self.model.marks.clone() } else { Vec::new() };
         let mut output = Output::new(tokenizer, generate.stop.clone()).showing(marks);
@@ -121,12 +131,13 @@ impl Answers {
             let is_end = !generate.ignores_end && tokenizer.is_end(*id);
             is_end || output.push(tokenizer, *id).1
         });
-        let mut form = self.model.form(generate, &prompt);
+        let mut form = self.model.form(generate, &prompt.ids);
         form.has_own_calls = calls.is_some();
         let scores_prompt = generate.sampling.scores_prompt && generate.resumed.is_empty();
-        let answer = TextAnswer { output, prompt: Some((prompt.clone(), form)), scores_prompt, stopped: None };
+        let ids = prompt.ids.clone();
+        let answer = TextAnswer { output, prompt: Some((prompt, form)), scores_prompt, stopped: None };
         self.lock().insert(key, answer);
-        let mut prepared = Prepared::new(received, generate, prompt, is_stopped);
+        let mut prepared = Prepared::new(received, generate, ids, is_stopped);
         if let Some(calls) = calls {
             prepared.grammar = Some(AnswerGrammar::Calls(Box::new(calls)));
         }
@@ -150,8 +161,9 @@ impl Answers {
                 let answer = open.get_mut(&key);
                 let scores_prompt = answer.as_ref().is_some_and(|answer| answer.scores_prompt);
                 let (prompt, form) = answer.and_then(|answer| answer.prompt.take()).unwrap_or_default();
+                let PromptTokens { ids: prompt, changes } = prompt;
                 let first = prompt.first().copied().filter(|_| scores_prompt);
-                let mut events = smallvec![AnswerEvent::Started { prompt, form }];
+                let mut events = smallvec![AnswerEvent::Started { prompt, form, changes }];
                 // Nothing is before the first token that could make it probable.
                 events.extend(first.map(|id| {
                     let first = ScoredToken { id, top_logprobs: Vec::new() };

@@ -283,6 +283,15 @@ fn token_within_a_character_has_its_bytes() {
 }
 
 #[test]
+fn changes_of_a_conversation_are_reported_as_its_answer_starts() {
+    let answers = Answers::new(&MODEL);
+    let (ids, changes) = (vec![1, 2], TemplateChanges::CALLS_AS_TEXT);
+    answers.begin(KEY, Instant::now(), &generate(&[], &[]), PromptTokens { ids: ids.clone(), changes });
+    let started = AnswerEvent::Started { prompt: ids, form: MODEL.form(&generate(&[], &[]), &[1, 2]), changes };
+    assert_eq!(*answers.translate(KEY, RequestEvent::Started).events, [started]);
+}
+
+#[test]
 fn scored_prompt_begins_with_its_first_token_without_a_probability() {
     let answers = Answers::new(&MODEL);
     let sampling = SamplingParameters { scores_prompt: true, logprobs: 1, ..SamplingParameters::default() };

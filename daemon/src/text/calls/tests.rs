@@ -319,6 +319,12 @@ fn random_required_answers_are_calls_in_every_format() {
     }
 }
 
+/// The schema of an answer that is no call.
+fn verdict() -> Value {
+    let properties = json!({"verdict": {"enum": ["yes", "no"]}, "count": {"type": "integer", "minimum": 0}});
+    json!({"type": "object", "properties": properties, "required": ["verdict", "count"], "additionalProperties": false})
+}
+
 /// A text of the format that begins a call.
 fn trigger(row: &ChatFormat) -> &'static str {
     match row.format {
@@ -363,6 +369,34 @@ fn free_answers_are_constrained_from_the_trigger_on() {
     }
 }
 
+#[test]
+fn random_answers_are_calls_or_values_in_every_format() {
+    for row in rows() {
+        for (has_controls, is_one) in [(false, true), (true, false)] {
+            let words = Words::of(row, has_controls);
+            let how = GrammarUse { is_required: false, is_one, thinking: Thinking::None };
+            let (tools, control) = (grammar_tools(), |text: &str| words.control(text));
+            let calls = call_or_value_grammar(row, &tools, how, &verdict(), &control).expect("a grammar");
+            let value = if row.format == ToolFormat::Harmony { "<|channel|>final<|message|>{" } else { "{" };
+            for (seed, begin) in [trigger(row), value, trigger(row), value].into_iter().enumerate() {
+                let (random, typing) = (Dice(seed as u64 * 7919), words.encode(begin).into_iter().rev().collect());
+                let mut walk = Walk { words: &words, random, typing, history: vec![0] };
+                walk.run(&calls, &[]);
+                let answer = walk.answer();
+                let (found, content, _) = read(row, Thinking::None, &answer);
+                let is_value =
+                    serde_json::from_str(&content).is_ok_and(|value: Value| is_valid(&value, &verdict(), &verdict()));
+                assert!(is_value == found.is_empty() && (is_value || content.trim().is_empty()), "{answer:?}");
+                if !is_value {
+                    check_calls(&found, is_one, &answer);
+                }
+                // Where calls have no mark, both begin in the same way.
+                assert!(row.format == ToolFormat::Llama3 || is_value == (begin == value), "{answer:?}");
+            }
+        }
+    }
+}
+
 /// A preparer for a model of this format, in this process.
 fn preparer(format: ToolFormat) -> Preparer<Inline> {
     let mut model = model();
@@ -391,7 +425,7 @@ fn tools_that_are_not_supported_constrain_names_only() {
             let good =
                 json!({"name": "good", "parameters": {"type": "object", "properties": {"x": {"type": "string"}}}});
             let generate = generate(&json!([{"name": "bad", "parameters": bad}, good]), false);
-            let prompt = preparer.prepare(&generate, 0).expect("no tool is refused");
+            let prompt = preparer.prepare(&generate, 0).expect("no tool is refused").ids;
             let known = preparer.memory.tools(&key(&generate).expect("tools")).flatten().expect("names at least");
             assert!(known[1].parameters.is_some(), "{format:?} {bad}: the other tool keeps its schema");
             let calls = preparer.call_grammar(&generate, &prompt).expect("a grammar");
@@ -401,16 +435,33 @@ fn tools_that_are_not_supported_constrain_names_only() {
 }
 
 #[test]
+fn answers_have_a_format_instead_of_calls_if_both_fit() {
+    for format in [ToolFormat::Hermes, ToolFormat::Llama3, ToolFormat::Harmony] {
+        let mut preparer = preparer(format);
+        let mut asked = generate(&tools(), false);
+        asked.grammar = Some(Grammar::JsonSchema(verdict().to_string()));
+        let prompt = preparer.prepare(&asked, 0).expect("it is good").ids;
+        assert!(preparer.knows_form(&asked), "nothing is left to be tried");
+        let calls = preparer.call_grammar(&asked, &prompt).expect("a grammar");
+        assert!(calls.is_required && ["verdict", "weather"].iter().all(|part| calls.lark.contains(part)), "{format:?}");
+        asked.grammar = Some(Grammar::JsonSchema(json!({"title": "x".repeat(GRAMMAR_BYTES_MAX - 100)}).to_string()));
+        assert!(preparer.prepare(&asked, 0).is_ok() && preparer.call_grammar(&asked, &prompt).is_none(), "{format:?}");
+        asked.grammar = Some(Grammar::JsonSchema(r##"{"$ref": "#/nowhere"}"##.into()));
+        assert!(preparer.prepare(&asked, 0).is_err(), "a format is not left out");
+    }
+}
+
+#[test]
 fn models_without_calls_have_plain_objects() {
     let mut preparer = preparer(ToolFormat::None);
     let mut asked = generate(&tools(), true);
-    asked.grammar = Some(common::chat::Grammar::Json);
-    let prompt = preparer.prepare(&asked, 0).expect("it is good");
+    asked.grammar = Some(Grammar::Json);
+    let prompt = preparer.prepare(&asked, 0).expect("it is good").ids;
     assert_eq!(preparer.call_grammar(&asked, &prompt), None);
     let mut preparer = self::preparer(ToolFormat::Hermes);
     for nonsense in [json!([]), json!([{"name": ""}]), json!(1), Value::Object(Map::new())] {
         let asked = generate(&nonsense, false);
-        let prompt = preparer.prepare(&asked, 0).expect("it is good");
+        let prompt = preparer.prepare(&asked, 0).expect("it is good").ids;
         assert_eq!(preparer.call_grammar(&asked, &prompt), None, "{nonsense}");
     }
     let many: Vec<Value> = (0..3000).map(|number| json!({"name": format!("tool{number}")})).collect();

@@ -9,9 +9,10 @@ use common::{
     fault::FaultKind,
 };
 use protocol::message::{Generate, Prompt};
+use tokenizer::template::Rendered;
 
 use super::{
-    Answers, ModelText, TextWork, Unprepared,
+    Answers, ModelText, PromptTokens, TextWork, Unprepared,
     memory::{Key, Memory},
 };
 
@@ -44,7 +45,7 @@ impl<W: TextWork> Preparer<W> {
     ///
     /// # Errors
     /// The reason why the request cannot be run.
-    pub fn prepare(&mut self, generate: &Generate, now: u64) -> Result<Vec<u32>, Unprepared> {
+    pub fn prepare(&mut self, generate: &Generate, now: u64) -> Result<PromptTokens, Unprepared> {
         match &generate.prompt {
             Prompt::Tokens(tokens) if tokens.len() > self.model.context_length => {
                 let (tokens, context) = (tokens.len() as u32, self.model.context_length as u32);
@@ -55,16 +56,17 @@ impl<W: TextWork> Preparer<W> {
             Prompt::Tokens(_) => {}
         }
         self.check_calls(generate)?;
-        if let Some(grammar) = generate.grammar.as_ref().filter(|_| !self.has_calls(generate)) {
+        if let Some(grammar) = generate.grammar.as_ref().filter(|_| !self.demands_call(generate)) {
             self.check(grammar)?;
         }
+        self.check_both(generate)?;
         match &generate.prompt {
-            Prompt::Tokens(tokens) => Ok(tokens.clone()),
+            Prompt::Tokens(tokens) => Ok(tokens.clone().into()),
             Prompt::Text(text) => {
                 let mut ids = self.text(text)?;
                 let end = self.model.tokenizer.text_end().filter(|end| ids.last() != Some(end));
                 ids.extend(end.filter(|_| generate.sampling.embeds));
-                Ok(ids)
+                Ok(ids.into())
             }
             Prompt::Chat(chat) => self.chat(chat, now),
         }
@@ -79,7 +81,7 @@ impl<W: TextWork> Preparer<W> {
     /// Whether the form of a request's answer needs no further check.
     pub(super) fn knows_form(&self, generate: &Generate) -> bool {
         let is_known = match &generate.grammar {
-            Some(Grammar::JsonSchema(schema)) if !self.has_calls(generate) => {
+            Some(Grammar::JsonSchema(schema)) if !self.demands_call(generate) => {
                 self.memory.schema(&Key::of(&["schema", schema])).is_some()
             }
             _ => true,
@@ -103,10 +105,11 @@ impl<W: TextWork> Preparer<W> {
         if text.len() <= SMALL_BYTES_MAX {
             return Ok(self.model.tokenizer.encode(text, true, true));
         }
-        self.once(Key::of(&["text", text]), |preparer| preparer.long_text(text, true, true))
+        let found = self.once(Key::of(&["text", text]), |preparer| Ok(preparer.long_text(text, true, true)?.into()));
+        Ok(found?.ids)
     }
 
-    pub(super) fn chat(&mut self, chat: &Chat, now: u64) -> Result<Vec<u32>, Unprepared> {
+    pub(super) fn chat(&mut self, chat: &Chat, now: u64) -> Result<PromptTokens, Unprepared> {
         // Every field, as each changes the text or its refusal.
         let Chat { messages, tools, variables, is_continued } = chat;
         let [tools, variables] = [tools, variables].map(|text| text.as_deref().unwrap_or_default());
@@ -114,13 +117,15 @@ impl<W: TextWork> Preparer<W> {
         self.once(key, |preparer| {
             let model = Arc::clone(&preparer.model);
             let template = model.template()?;
-            let text = preparer.work.render(chat, now)?;
+            let Rendered { text, changes } = preparer.work.render(chat, now)?;
             model.check_length(text.len())?;
             let bos = !template.begins_with_bos(&text);
-            if text.len() <= SMALL_BYTES_MAX {
-                return Ok(model.tokenizer.encode(&text, bos, true));
-            }
-            preparer.long_text(&text, bos, true)
+            let ids = if text.len() <= SMALL_BYTES_MAX {
+                model.tokenizer.encode(&text, bos, true)
+            } else {
+                preparer.long_text(&text, bos, true)?
+            };
+            Ok(PromptTokens { ids, changes })
         })
     }
 
@@ -144,10 +149,10 @@ impl<W: TextWork> Preparer<W> {
     fn once(
         &mut self,
         key: Key,
-        work: impl FnOnce(&mut Self) -> Result<Vec<u32>, Unprepared>,
-    ) -> Result<Vec<u32>, Unprepared> {
+        work: impl FnOnce(&mut Self) -> Result<PromptTokens, Unprepared>,
+    ) -> Result<PromptTokens, Unprepared> {
         if let Some(known) = self.memory.prompt(&key) {
-            return Ok(known?.to_vec());
+            return Ok((*known?).clone());
         }
         let found = work(self);
         self.memory.keep_prompt(key, &found);

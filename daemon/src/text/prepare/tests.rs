@@ -1,7 +1,7 @@
 //! Refusals before any work, and caching of repeated work.
 use std::path::Path;
 
-use common::{chat::Thinking, sampling::SamplingParameters, tool_use::CallGrammar};
+use common::{changes::TemplateChanges, chat::Thinking, sampling::SamplingParameters, tool_use::CallGrammar};
 use engine::plan::Limits;
 use gguf::GgufFile;
 use serde_json::json;
@@ -42,9 +42,9 @@ struct Counting {
 }
 
 impl TextWork for Counting {
-    fn render(&mut self, chat: &Chat, _: u64) -> Result<String, Unprepared> {
+    fn render(&mut self, chat: &Chat, _: u64) -> Result<Rendered, Unprepared> {
         self.rendered += 1;
-        Ok(chat.messages.clone())
+        Ok(Rendered { text: chat.messages.clone(), changes: TemplateChanges::CALLS_AS_TEXT })
     }
 
     fn check(&mut self, _: &Grammar) -> Result<(), Unprepared> {
@@ -75,7 +75,7 @@ fn chat(text: &str) -> Prompt {
     Prompt::Chat(Box::new(Chat { messages: text.into(), ..Chat::default() }))
 }
 
-fn is_too_long(prepared: &Result<Vec<u32>, Unprepared>) -> bool {
+fn is_too_long(prepared: &Result<PromptTokens, Unprepared>) -> bool {
     matches!(prepared, Err(Unprepared::Refused(FaultKind::PromptTooLong { tokens, context })) if tokens > context)
 }
 
@@ -101,7 +101,7 @@ fn oversized_prompt_is_refused_before_any_work() {
         assert_eq!((preparer.work.encoded, preparer.work.rendered), (0, 0));
     }
     let short = preparer.prepare(&generate("But soft!"), 0).expect("it is short");
-    assert_eq!(short, preparer.model.tokenizer.encode("But soft!", true, true));
+    assert_eq!(short.ids, preparer.model.tokenizer.encode("But soft!", true, true));
     assert_eq!(preparer.work.encoded, 0, "a short text is tokenized at once");
 }
 
@@ -140,8 +140,9 @@ fn choices_of_an_answer_are_prepared_once() {
     let mut preparer = preparer(roomy);
     let long = "y".repeat(SMALL_BYTES_MAX + 1);
     for _ in 0..16 {
-        assert_eq!(preparer.prepare(&generate(long.as_str()), 0).map(|ids| ids.len()), Ok(long.len()));
-        assert!(preparer.prepare(&generate(chat("[1]")), 0).is_ok());
+        assert_eq!(preparer.prepare(&generate(long.as_str()), 0).map(|prompt| prompt.ids.len()), Ok(long.len()));
+        let prompt = preparer.prepare(&generate(chat("[1]")), 0).expect("it is short");
+        assert_eq!(prompt.changes, TemplateChanges::CALLS_AS_TEXT);
     }
     assert_eq!((preparer.work.encoded, preparer.work.rendered), (long.len(), 1));
     assert!(preparer.prepare(&generate(chat("[2]")), 0).is_ok());

@@ -4,7 +4,7 @@ use std::{
     fmt, io,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc::{SyncSender, TrySendError},
     },
     thread,
@@ -12,6 +12,7 @@ use std::{
 };
 
 use common::{
+    changes::TemplateChanges,
     chat::{Chat, Grammar},
     fault::{Fault, FaultKind},
     tool_use::CallGrammar,
@@ -24,10 +25,11 @@ use protocol::{
     message::{Generate, Prompt},
     texts::{TextRequest, TextResponse},
 };
+use tokenizer::template::Rendered;
 use tokio::sync::oneshot;
 
 use super::{
-    Answers, ModelText, TextWork, Translated, Unprepared,
+    Answers, ModelText, PromptTokens, TextWork, Translated, Unprepared,
     lanes::{FIRST_QUESTION, Lane, LaneWork, Lanes, Next, TextQuestion, Waiting},
     memory::Memory,
     prepare::{Preparer, SMALL_BYTES_MAX},
@@ -75,6 +77,8 @@ struct Around {
     answers: Arc<Answers>,
     engine: SyncSender<EngineOrder>,
     sink: Sink,
+    /// Whether the first changes of a conversation are in the log.
+    has_logged: Arc<AtomicBool>,
 }
 
 impl TextService {
@@ -93,7 +97,8 @@ impl TextService {
         // Dropped if a thread cannot be started, which ends the others.
         let answers = Arc::new(Answers::new(&model));
         let service = Self { lanes: Arc::clone(&lanes), answers: Arc::clone(&answers), asked: AtomicU64::new(0) };
-        let around = Around { node, model: Arc::clone(&model), memory: Arc::default(), lanes, answers, engine, sink };
+        let (memory, has_logged) = (Arc::default(), Arc::default());
+        let around = Around { node, model: Arc::clone(&model), memory, lanes, answers, engine, sink, has_logged };
         let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| thread::Builder::new().name(name.into()).spawn(run);
         let own = around.clone();
         spawn("text", Box::new(move || own.run_front()))?;
@@ -141,7 +146,7 @@ impl TextService {
 struct Elsewhere;
 
 impl TextWork for Elsewhere {
-    fn render(&mut self, _: &Chat, _: u64) -> Result<String, Unprepared> {
+    fn render(&mut self, _: &Chat, _: u64) -> Result<Rendered, Unprepared> {
         Err(Unprepared::Elsewhere)
     }
 
@@ -226,7 +231,7 @@ impl Around {
                 }
                 result => {
                     let result = result.map(|prompt| {
-                        let calls = preparer.call_grammar(&generate, &prompt);
+                        let calls = preparer.call_grammar(&generate, &prompt.ids);
                         (prompt, calls)
                     });
                     self.deliver(key, received, &generate, result);
@@ -274,10 +279,11 @@ impl Around {
         key: RequestKey,
         received: Instant,
         generate: &Generate,
-        result: Result<(Vec<u32>, Option<CallGrammar>), Unprepared>,
+        result: Result<(PromptTokens, Option<CallGrammar>), Unprepared>,
     ) {
         match result {
             Ok((prompt, calls)) => {
+                self.log(prompt.changes);
                 let prepared = self.answers.begin_with(key, received, generate, prompt, calls);
                 if !self.hand_over(key, EngineOrder::Begin(key, Box::new(prepared))) {
                     self.answers.forget(key);
@@ -292,6 +298,18 @@ impl Around {
 }
 
 impl Around {
+    /// Logs the first changes of a conversation.
+    fn log(&self, changes: TemplateChanges) {
+        if changes.is_empty() || self.has_logged.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let model = &self.model.name;
+        tracing::info!(
+            "the chat template of {model} does not take all conversations as clients send them: {changes}; the header \
+             X-Bramble-Changed names the changes of each answer"
+        );
+    }
+
     /// Waits for room in the engine's queue and sends a request, unless it is cancelled before. A later cancellation is
     /// queued after it. Returns whether the engine has it.
     fn hand_over(&self, key: RequestKey, order: EngineOrder) -> bool {

@@ -7,6 +7,7 @@ use std::{collections::BTreeMap, fmt::Write, fs, path::PathBuf};
 
 use collectives::{Algorithm, Choice};
 use common::{
+    changes::TemplateChanges,
     chat::{AnswerForm, FinishReason, Grammar, Thinking, ToolFormat},
     fault::{Fault, FaultKind, Loss, SealError},
     older::{VARIANTS_4, unknown},
@@ -31,7 +32,7 @@ use super::{
     models::{FileState, ModelsRequest, ModelsResponse, Step},
     pairing::{Adopt, Adopted},
     recovery::{RecoveryAnswer, RecoveryAsk, VoteReply},
-    texts::TextRequest,
+    texts::{TextRequest, TextResponse},
 };
 
 /// One message.
@@ -213,12 +214,31 @@ fn newer_format_of_tool_calls_reaches_version_4_as_none() {
         thought_end: vec![1],
         has_own_calls: true,
     };
-    let body = ResponseBody::Started { prompt_token_ids: vec![1], form };
+    let body = ResponseBody::Started { prompt_token_ids: vec![1], form, changes: TemplateChanges::CALLS_AS_TEXT };
     assert_eq!(unknown(4, &body), None);
     let response = Response { id: RequestId(1), body };
     let there: Response = speaking(4, || decode(&encode(&response))).expect("version 4 reads it");
     let ResponseBody::Started { form, .. } = there.body else { panic!("another message") };
     assert_eq!(form, AnswerForm::default());
+}
+
+#[test]
+fn changes_of_a_conversation_reach_version_16_and_no_older_one() {
+    let changes = [TemplateChanges::default(), TemplateChanges::CALLS_AS_TEXT];
+    let [none, some] = changes.map(|changes| {
+        let started = ResponseBody::Started { prompt_token_ids: vec![1], form: AnswerForm::default(), changes };
+        let text = ResponseBody::Text(Box::new(TextResponse::Text { text: "a".into(), changes }));
+        [started, text].map(|body| Response { id: RequestId(1), body })
+    });
+    for (none, some) in none.iter().zip(&some) {
+        let [older, newer] = [15, 16].map(|version| speaking(version, || encode(some)));
+        assert_eq!((speaking(15, || encode(none)), newer.len()), (older.clone(), older.len() + 1));
+        assert_eq!(speaking(15, || decode::<Response>(&older)).as_ref(), Ok(none));
+        assert_eq!(speaking(16, || decode::<Response>(&newer)).as_ref(), Ok(some));
+    }
+    // As before that version.
+    let text = TextResponse::Text { text: "a".into(), changes: TemplateChanges::CALLS_AS_TEXT };
+    assert_eq!(speaking(15, || encode(&text)), [1, 1, b'a']);
 }
 
 #[test]

@@ -21,6 +21,8 @@ pub(super) struct CallParser {
     count: usize,
     /// Whether one of them is whole.
     has_call: bool,
+    /// Whether the answer may be a value instead: then no call follows its text.
+    may_be_value: bool,
 }
 
 /// Where the parser is in the answer.
@@ -43,9 +45,9 @@ enum Place {
 
 impl CallParser {
     /// At the beginning of an answer.
-    pub(super) fn new(syntax: Option<Box<dyn CallSyntax>>) -> Self {
+    pub(super) fn new(syntax: Option<Box<dyn CallSyntax>>, may_be_value: bool) -> Self {
         let place = if syntax.is_some() { Place::Open } else { Place::Plain };
-        Self { syntax, place, text: String::new(), parts: Vec::new(), count: 0, has_call: false }
+        Self { syntax, place, text: String::new(), parts: Vec::new(), count: 0, has_call: false, may_be_value }
     }
 
     /// Whether the text so far ends within a call.
@@ -83,6 +85,9 @@ impl CallParser {
     /// Decides that the first `end` bytes are content.
     fn give(&mut self, end: usize) {
         let text: String = self.text.drain(..end).collect();
+        if self.may_be_value && !text.trim().is_empty() {
+            self.place = Place::Plain;
+        }
         give(&mut self.parts, text);
     }
 
@@ -109,11 +114,14 @@ impl CallParser {
             Some(Opening::Later(certain)) => {
                 // White space before a call is dropped.
                 self.give(self.text[..certain].trim_end().len());
-                false
+                matches!(self.place, Place::Plain)
             }
             Some(Opening::Mark(begin, end)) => {
                 let told = self.text[..begin].trim_end().len();
                 self.give(told);
+                if matches!(self.place, Place::Plain) {
+                    return true;
+                }
                 let mark = &self.text[begin - told..end - told];
                 if let Some(syntax) = &mut self.syntax {
                     syntax.begin(mark);
@@ -156,8 +164,8 @@ impl CallParser {
     /// Decides that the first `end` bytes are content, because they are not a call.
     fn refuse(&mut self, end: usize, index: Option<usize>, place: Place) {
         self.parts.extend(index.map(|index| AnswerPart::Broken { index }));
-        self.give(end);
         self.place = place;
+        self.give(end);
     }
 
     fn behind(&mut self) -> bool {
@@ -175,5 +183,79 @@ impl CallParser {
             }
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use common::chat::{Thinking, ToolFormat};
+    use serde_json::json;
+
+    use crate::answer::{AnswerParser, AnswerPart, ToolSchemas};
+
+    /// The calls and the content of an answer that may be a value, cut at this byte.
+    fn read(format: ToolFormat, answer: &str, cut: usize) -> (Vec<String>, String) {
+        let tools = [json!({"function": {"name": "now"}})];
+        let schemas = Some(Arc::new(ToolSchemas::read(&tools)));
+        let mut parser = AnswerParser::of_calls_or_value(format, Thinking::Marked, schemas);
+        let mut parts = parser.push(&answer[..cut]);
+        parts.extend(parser.push(&answer[cut..]));
+        parts.extend(parser.finish());
+        let (mut names, mut content) = (Vec::new(), String::new());
+        for part in parts {
+            match part {
+                AnswerPart::Call { name, .. } => names.push(name),
+                AnswerPart::Content(text) => content.push_str(&text),
+                AnswerPart::Broken { .. } => panic!("a value is no broken call: {answer}"),
+                AnswerPart::Thought(_) | AnswerPart::Arguments { .. } => {}
+            }
+        }
+        (names, content)
+    }
+
+    #[test]
+    fn value_that_quotes_or_resembles_a_call_is_content() {
+        use ToolFormat::{Gemma, Harmony, Hermes, Llama3, Mistral};
+        let hermes = r#"<tool_call>{\"name\": \"now\", \"arguments\": {}}</tool_call>"#;
+        let harmony = "<|channel|>commentary to=functions.now<|message|>{}<|end|>";
+        for (format, before, value) in [
+            (Hermes, "", format!(r#"{{"a": "{hermes}", "b": 1}}"#)),
+            (Hermes, "<think>Hm.</think>\n", format!(r#"{{"a": "{hermes}"}}"#)),
+            (Mistral, "", r#"{"a": "[TOOL_CALLS]now[ARGS]{}"}"#.to_owned()),
+            (Gemma, "<|channel>thought\nHm.<channel|>", r#"{"a": "<|channel>thought<channel|> b"}"#.to_owned()),
+            (Llama3, "", r#"{"name": "Ada", "parameters": {"x": 1}}"#.to_owned()),
+            (Llama3, "", r#"{"parameters": {}, "name": "Ada"}"#.to_owned()),
+            (
+                Harmony,
+                "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant",
+                format!(r#"<|channel|>final<|message|>{{"a": "{harmony}"}}"#),
+            ),
+        ] {
+            let answer = format!("{before}{value}");
+            let expected = value.trim_start_matches("<|channel|>final<|message|>");
+            for cut in 0..=answer.len() {
+                assert_eq!(read(format, &answer, cut), (vec![], expected.to_owned()), "{answer} cut at {cut}");
+            }
+        }
+    }
+
+    #[test]
+    fn calls_in_place_of_a_value_are_found() {
+        use ToolFormat::{Harmony, Hermes, Llama3};
+        let hermes = "<tool_call>{\"name\": \"now\", \"arguments\": {}}</tool_call>";
+        let llama = "{\"name\": \"now\", \"parameters\": {}}";
+        let harmony = "<|channel|>commentary to=functions.now<|message|>{}<|call|>";
+        for (format, answer, count) in [
+            (Hermes, format!("<think>Hm.</think>\n\n{hermes}\n{hermes}"), 2),
+            (Hermes, format!("<think>Hm. {hermes}"), 1),
+            (Llama3, format!("{llama}; {llama}"), 2),
+            (Harmony, format!("<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{harmony}"), 1),
+        ] {
+            for cut in 0..=answer.len() {
+                assert_eq!(read(format, &answer, cut), (vec!["now".to_owned(); count], String::new()), "{answer}");
+            }
+        }
     }
 }

@@ -24,7 +24,7 @@ enum CallForm {
 impl<S: CallSyntax> EitherCalls<S> {
     /// A syntax, and the closing mark behind objects.
     pub(super) fn new(own: S, close: Option<&'static str>) -> Self {
-        let marks = JsonMarks { open: own.marks(), close, has_lists: true };
+        let marks = JsonMarks { open: own.marks(), close, has_lists: true, is_closed: close.is_some() };
         Self { own, objects: JsonCalls::new(marks), form: CallForm::Open }
     }
 }

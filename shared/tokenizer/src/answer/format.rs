@@ -29,6 +29,17 @@ pub struct ChatFormat {
     pub thinking: ThinkingMarks,
     /// How calls are written.
     pub calls: Calls,
+    /// The turn of the answer that its templates may leave out.
+    pub left_out: Option<TurnMarks>,
+}
+
+/// The turn of an answer where a template may leave it out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TurnMarks {
+    /// The end of a text without it.
+    pub before: &'static str,
+    /// Its beginning, which completes that text.
+    pub begin: &'static str,
 }
 
 /// The marks around a thought.
@@ -80,11 +91,18 @@ const ANALYSIS: ThinkingMarks = ThinkingMarks {
     ..THINK
 };
 
-const OBJECTS: JsonMarks = JsonMarks { open: &["<tool_call>"], close: Some("</tool_call>"), has_lists: false };
-const BARE: JsonMarks = JsonMarks { open: &[], close: None, has_lists: false };
-const LISTED: JsonMarks =
-    JsonMarks { open: &["<|tool_call|>", "functools"], close: Some("<|/tool_call|>"), has_lists: true };
-const CAPITALS: JsonMarks = JsonMarks { open: &["<TOOLCALL>"], close: Some("</TOOLCALL>"), has_lists: true };
+const OBJECTS: JsonMarks =
+    JsonMarks { open: &["<tool_call>"], close: Some("</tool_call>"), has_lists: false, is_closed: true };
+const BARE: JsonMarks = JsonMarks { open: &[], close: None, has_lists: false, is_closed: false };
+/// Granite 3 has no mark behind its calls.
+const LISTED: JsonMarks = JsonMarks {
+    open: &["<|tool_call|>", "functools"],
+    close: Some("<|/tool_call|>"),
+    has_lists: true,
+    is_closed: false,
+};
+const CAPITALS: JsonMarks =
+    JsonMarks { open: &["<TOOLCALL>"], close: Some("</TOOLCALL>"), has_lists: true, is_closed: true };
 const MISTRAL: NameMarks = NameMarks { open: &["[TOOL_CALLS]"], separators: &["[CALL_ID]", "[ARGS]"], each: None };
 const DEEPSEEK: NameMarks = NameMarks {
     open: &["<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"],
@@ -104,6 +122,7 @@ const ROW: ChatFormat = ChatFormat {
     preserved: &["<think>", "</think>"],
     thinking: THINK,
     calls: Calls::None,
+    left_out: None,
 };
 /// LFM2 has calls with and without a list of tools in its templates.
 const LFM2_ROW: ChatFormat = ChatFormat {
@@ -128,6 +147,7 @@ pub const CHAT_FORMATS: [ChatFormat; 17] = [
         preserved: &["<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|constrain|>"],
         thinking: ANALYSIS,
         calls: Calls::Harmony,
+        ..ROW
     },
     ChatFormat {
         format: ToolFormat::Mistral,
@@ -135,6 +155,7 @@ pub const CHAT_FORMATS: [ChatFormat; 17] = [
         preserved: &["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"],
         thinking: BRACKETS,
         calls: Calls::Named(MISTRAL),
+        ..ROW
     },
     ChatFormat {
         format: ToolFormat::Gemma,
@@ -142,6 +163,8 @@ pub const CHAT_FORMATS: [ChatFormat; 17] = [
         preserved: &["<|tool_call>", "<tool_call|>", "<|\"|>", "<|channel>", "<channel|>"],
         thinking: CHANNELS,
         calls: Calls::Gemma,
+        // Behind a call with text.
+        left_out: Some(TurnMarks { before: "<turn|>\n", begin: "<|turn>model\n" }),
     },
     ChatFormat { detect: &["<|tool_list_start|>"], ..LFM2_ROW },
     ChatFormat { detect: &["<|tool_call_start|>"], ..LFM2_ROW },
@@ -167,6 +190,7 @@ pub const CHAT_FORMATS: [ChatFormat; 17] = [
         preserved: &["<tool_call>", "</tool_call>", "<think>", "</think>"],
         thinking: THINK_OR_CALL,
         calls: Calls::Tags,
+        ..ROW
     },
     ChatFormat {
         format: ToolFormat::Keyed,
@@ -183,6 +207,7 @@ pub const CHAT_FORMATS: [ChatFormat; 17] = [
         ],
         thinking: THINK_OR_CALL,
         calls: Calls::Keyed,
+        ..ROW
     },
     ChatFormat {
         format: ToolFormat::Hermes,
@@ -190,11 +215,12 @@ pub const CHAT_FORMATS: [ChatFormat; 17] = [
         preserved: &["<tool_call>", "</tool_call>", "<think>", "</think>"],
         thinking: THINK_OR_CALL,
         calls: Calls::Json(OBJECTS),
+        ..ROW
     },
     ChatFormat { format: ToolFormat::Capitals, detect: &["<TOOLCALL>"], calls: Calls::Json(CAPITALS), ..ROW },
     ChatFormat { format: ToolFormat::Olmo, detect: &["<function_calls>"], calls: Calls::Pythonic(OLMO), ..ROW },
     ChatFormat { detect: &["<|tool_call|>"], ..LISTED_ROW },
-    ChatFormat { detect: &["<|tool|>"], ..LISTED_ROW },
+    ChatFormat { detect: &["<|tool|>"], calls: Calls::Json(JsonMarks { is_closed: true, ..LISTED }), ..LISTED_ROW },
     ChatFormat { detect: &["<|python_tag|>"], ..LLAMA3_ROW },
     ChatFormat { detect: &["ipython"], ..LLAMA3_ROW },
     ChatFormat { detect: &["<|start_header_id|>", "\"parameters\":"], ..LLAMA3_ROW },
@@ -233,10 +259,14 @@ impl ChatFormat {
             || [self.thinking.begin, self.thinking.end].iter().any(|mark| template.contains(mark))
     }
 
-    /// A parser for calls of a request with these tools.
-    pub(super) fn syntax(&self, schemas: Arc<ToolSchemas>) -> Option<Box<dyn CallSyntax>> {
+    /// A parser for calls of a request with these tools, in an answer that may be a value instead.
+    pub(super) fn syntax(&self, schemas: Arc<ToolSchemas>, may_be_value: bool) -> Option<Box<dyn CallSyntax>> {
         match self.calls {
             Calls::None | Calls::Harmony => None,
+            // Without marks, only the name distinguishes a call from a value.
+            Calls::Json(marks) if marks.open.is_empty() && may_be_value => {
+                Some(Box::new(JsonCalls::of_tools(marks, schemas)))
+            }
             Calls::Json(marks) => Some(Box::new(JsonCalls::new(marks))),
             Calls::Tags => Some(Box::new(TagCalls::new(schemas))),
             Calls::Keyed => Some(Box::new(KeyedCalls::new(schemas))),

@@ -27,6 +27,8 @@ const HEADER_BYTES_MAX: usize = 512;
 pub(super) struct HarmonyParser {
     has_thoughts: bool,
     has_calls: bool,
+    /// Whether the answer may be a value instead of calls: all text behind its beginning is the value.
+    may_be_value: bool,
     place: HarmonyPlace,
     /// Undecided text.
     text: String,
@@ -57,9 +59,9 @@ enum HarmonyPlace {
 
 impl HarmonyParser {
     /// At the beginning of an answer whose prompt ends with the role.
-    pub(super) fn new(has_thoughts: bool, has_calls: bool) -> Self {
+    pub(super) fn new(has_thoughts: bool, has_calls: bool, may_be_value: bool) -> Self {
         let place = HarmonyPlace::Header { is_later: false };
-        Self { has_thoughts, has_calls, place, text: String::new(), parts: Vec::new(), count: 0 }
+        Self { has_thoughts, has_calls, may_be_value, place, text: String::new(), parts: Vec::new(), count: 0 }
     }
 
     /// Adds text; returns the parts that are certain now.
@@ -97,6 +99,11 @@ impl HarmonyParser {
     fn step(&mut self) -> bool {
         if let HarmonyPlace::Header { .. } = self.place {
             return self.header();
+        }
+        if self.may_be_value && matches!(self.place, HarmonyPlace::Content) {
+            let text = std::mem::take(&mut self.text);
+            self.add(&text);
+            return false;
         }
         match until(&self.text, &ENDS) {
             Until::Open(0) => false,

@@ -1,9 +1,12 @@
 //! Calls as JSON objects with a name and arguments: between marks (Hermes, Granite, Phi-4), in lists, or at the beginning of
 //! the answer (Llama 3).
+use std::sync::Arc;
+
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::{
+    ToolSchemas,
     marks::{Begins, Opening, begins, opening},
     object::{Meaning, ObjectScan},
     syntax::{After, CallSyntax, CallText, Read},
@@ -21,12 +24,16 @@ pub struct JsonMarks {
     pub close: Option<&'static str>,
     /// Whether a list of calls may stand between the marks.
     pub has_lists: bool,
+    /// Whether the model writes the mark behind its calls.
+    pub is_closed: bool,
 }
 
 /// Finds calls as objects.
 #[derive(Debug)]
 pub(super) struct JsonCalls {
     marks: JsonMarks,
+    /// The tools that may be called; `None`: any.
+    tools: Option<Arc<ToolSchemas>>,
     list: CallList,
     call: Option<JsonCall>,
     /// Whether the beginning of the answer was looked at (only without marks).
@@ -44,6 +51,8 @@ pub(super) struct CallList {
 pub(super) struct JsonCall {
     /// Whether an object with only a name is a call.
     may_lack_arguments: bool,
+    /// The tools that it may name; `None`: any.
+    tools: Option<Arc<ToolSchemas>>,
     raw: String,
     scan: ObjectScan,
     /// The latest string at the top of the object, from its opening quotation mark.
@@ -71,7 +80,12 @@ enum Key {
 
 impl JsonCalls {
     pub(super) fn new(marks: JsonMarks) -> Self {
-        Self { marks, list: CallList::default(), call: None, is_begun: false }
+        Self { marks, tools: None, list: CallList::default(), call: None, is_begun: false }
+    }
+
+    /// The same for calls of these tools alone.
+    pub(super) fn of_tools(marks: JsonMarks, tools: Arc<ToolSchemas>) -> Self {
+        Self { tools: Some(tools), ..Self::new(marks) }
     }
 }
 
@@ -152,7 +166,7 @@ impl CallSyntax for JsonCalls {
                 let Some(begin) = self.list.open(text) else { return Read::More(0) };
                 used = begin;
             }
-            self.call = Some(JsonCall::new(!self.marks.open.is_empty()));
+            self.call = Some(JsonCall::new(!self.marks.open.is_empty(), self.tools.clone()));
         }
         let Some(object) = &mut self.call else { return Read::More(used) };
         object.read(&text[used..], call).behind(used)
@@ -175,9 +189,10 @@ impl CallSyntax for JsonCalls {
 }
 
 impl JsonCall {
-    pub(super) fn new(may_lack_arguments: bool) -> Self {
+    fn new(may_lack_arguments: bool, tools: Option<Arc<ToolSchemas>>) -> Self {
         Self {
             may_lack_arguments,
+            tools,
             raw: String::new(),
             scan: ObjectScan::default(),
             string: None,
@@ -218,7 +233,15 @@ impl JsonCall {
         let meaning = self.scan.take(byte);
         match (depth, meaning) {
             // A second name makes the call invalid; the first one may have been passed on already.
-            (1, Meaning::TextEnd) if self.key == Key::Name && self.name.is_none() => self.name = self.text(at),
+            (1, Meaning::TextEnd) if self.key == Key::Name && self.name.is_none() => {
+                self.name = self.text(at);
+                if let (Some(tools), Some(name)) = (&self.tools, &self.name)
+                    && !tools.has(name)
+                {
+                    self.name = None;
+                    return Meaning::Broken;
+                }
+            }
             (1, Meaning::Part) => match byte {
                 b'"' => self.string = Some(at),
                 b':' => self.key = self.key_before(at),

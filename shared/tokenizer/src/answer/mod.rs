@@ -19,6 +19,7 @@ mod syntax;
 mod tags;
 mod thinking;
 mod values;
+mod written;
 
 use std::sync::Arc;
 
@@ -26,7 +27,7 @@ use calls::CallParser;
 use common::chat::{Thinking, ToolFormat};
 use format::ThinkingMarks;
 pub use format::{CHAT_FORMATS, ChatFormat};
-pub use grammar::{GRAMMAR_TOOLS_MAX, GrammarTool, GrammarUse, call_grammar};
+pub use grammar::{GRAMMAR_TOOLS_MAX, GrammarTool, GrammarUse, call_grammar, call_or_value_grammar};
 use harmony::HarmonyParser;
 pub use schemas::ToolSchemas;
 use thinking::{Divided, ThinkingParser};
@@ -79,14 +80,29 @@ enum Stages {
 impl AnswerParser {
     /// A parser at the beginning of an answer in this format. Without `schemas`, calls are not sought.
     pub fn new(format: ToolFormat, thinking: Thinking, schemas: Option<Arc<ToolSchemas>>) -> Self {
+        Self::either(format, thinking, schemas, false)
+    }
+
+    /// A parser for an answer that calls tools or is a JSON value, behind its thought. A value is content as it is: the
+    /// mark of a call in one of its strings is none, and in Llama 3 an object calls only a tool of the request.
+    pub fn of_calls_or_value(format: ToolFormat, thinking: Thinking, schemas: Option<Arc<ToolSchemas>>) -> Self {
+        Self::either(format, thinking, schemas, true)
+    }
+
+    fn either(format: ToolFormat, thinking: Thinking, schemas: Option<Arc<ToolSchemas>>, may_be_value: bool) -> Self {
         let row = ChatFormat::of(format);
         if format == ToolFormat::Harmony {
-            return Self(Stages::Channels(HarmonyParser::new(thinking != Thinking::None, schemas.is_some())));
+            let (has_thoughts, has_calls) = (thinking != Thinking::None, schemas.is_some());
+            return Self(Stages::Channels(HarmonyParser::new(has_thoughts, has_calls, may_be_value)));
         }
         // Without tools, the mark of a call in a thought is text.
-        let marks = ThinkingMarks { call: row.thinking.call.filter(|_| schemas.is_some()), ..row.thinking };
-        let syntax = schemas.and_then(|schemas| row.syntax(schemas));
-        Self(Stages::Sequence(ThinkingParser::new(thinking, marks), CallParser::new(syntax)))
+        let marks = ThinkingMarks {
+            call: row.thinking.call.filter(|_| schemas.is_some()),
+            returns: row.thinking.returns && !may_be_value,
+            ..row.thinking
+        };
+        let syntax = schemas.and_then(|schemas| row.syntax(schemas, may_be_value));
+        Self(Stages::Sequence(ThinkingParser::new(thinking, marks), CallParser::new(syntax, may_be_value)))
     }
 
     /// Adds text of the answer; returns the parts that are certain now.

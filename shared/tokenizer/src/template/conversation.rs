@@ -4,6 +4,7 @@ use common::chat::Chat;
 use serde_json::{Map, Value, json};
 
 use super::{TemplateError, refused::Change};
+use crate::answer::ChatFormat;
 
 /// Most messages of a conversation.
 const MESSAGES_MAX: usize = 16 << 10;
@@ -172,6 +173,53 @@ impl Conversation {
         (changed.messages != self.messages).then_some(changed)
     }
 
+    /// A short conversation with a call of a tool of this name. Nothing else depends on the name.
+    pub(super) fn sample(customs: Customs, name: &str, has_tools: bool) -> Self {
+        let content = if customs.knows_calls { Value::Null } else { "".into() };
+        let call = json!({"id": "abcdefgh1", "type": "function", "function": {"name": name, "arguments": {}}});
+        let messages = vec![
+            json!({"role": "user", "content": "a"}),
+            json!({"role": "assistant", "content": content, "tool_calls": [call]}),
+            json!({"role": "tool", "tool_call_id": "abcdefgh1", "name": "look", "content": "b"}),
+        ];
+        let parameters = json!({"type": "object", "properties": {}});
+        let function = json!({"name": "other", "description": "", "parameters": parameters});
+        let tools = has_tools.then(|| vec![json!({"type": "function", "function": function})]);
+        Self { is_continued: false, messages, tools }
+    }
+
+    /// Whether earlier answers have calls.
+    pub(super) fn has_calls(&self) -> bool {
+        self.earlier().iter().any(|message| calls(message).is_some())
+    }
+
+    /// The messages but one that the answer continues.
+    fn earlier(&self) -> &[Value] {
+        &self.messages[..self.messages.len() - usize::from(self.is_continued)]
+    }
+
+    /// The conversation with earlier calls as text of their messages; `None`: that is not possible in this format.
+    pub(super) fn with_written_calls(&self, format: &ChatFormat) -> Option<Self> {
+        let mut written = self.clone();
+        for (message, earlier) in written.messages.iter_mut().zip(self.earlier()) {
+            let (Value::Object(message), Some(calls)) = (message, calls(earlier)) else { continue };
+            let calls = format.write(calls)?;
+            let content = match earlier.get("content") {
+                Some(Value::String(text)) if !text.is_empty() => format!("{text}\n{calls}"),
+                None | Some(Value::Null | Value::String(_)) => calls,
+                Some(_) => return None,
+            };
+            message.insert("content".into(), content.into());
+            message.retain(|name, _| name != "tool_calls");
+        }
+        Some(written)
+    }
+
+    /// Whether the first message is a system message.
+    pub(super) fn begins_with_system(&self) -> bool {
+        self.messages.first().is_some_and(|message| message["role"] == "system")
+    }
+
     /// Whether a rendered text lacks one of several system messages: some templates read only the first one.
     pub(super) fn lacks_system(&self, rendered: &str) -> bool {
         let mut rest = rendered;
@@ -309,6 +357,11 @@ fn object(text: &str) -> Option<Map<String, Value>> {
         "" | "null" | "[]" => Some(Map::new()),
         text => serde_json::from_str(text).ok(),
     }
+}
+
+/// The calls of a message, if it has any.
+fn calls(message: &Value) -> Option<&[Value]> {
+    message.get("tool_calls")?.as_array().map(Vec::as_slice).filter(|calls| !calls.is_empty())
 }
 
 /// The arguments of a message's tool calls.

@@ -1,55 +1,15 @@
 //! The filter `tojson` as chat templates expect it: Python's `json.dumps`, without escaping for HTML.
-use std::io;
-
 use minijinja::{
     Error, ErrorKind, Value,
     value::{Kwargs, Serde, ValueKind},
 };
 use serde::Serialize;
-use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
+use serde_json::ser::{PrettyFormatter, Serializer};
 
-use super::python;
+use crate::one_line::OneLine;
 
 /// Widest indentation.
 const INDENT_MAX: usize = 16;
-
-/// Formats JSON on one line like Python.
-struct OneLine {
-    /// The separators between items, and between key and value.
-    separators: (String, String),
-    is_ascii: bool,
-}
-
-impl Formatter for OneLine {
-    fn begin_array_value<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
-        if first { Ok(()) } else { writer.write_all(self.separators.0.as_bytes()) }
-    }
-
-    fn begin_object_key<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
-        self.begin_array_value(writer, first)
-    }
-
-    fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        writer.write_all(self.separators.1.as_bytes())
-    }
-
-    fn write_f64<W: ?Sized + io::Write>(&mut self, writer: &mut W, value: f64) -> io::Result<()> {
-        writer.write_all(python::float(value).as_bytes())
-    }
-
-    fn write_string_fragment<W: ?Sized + io::Write>(&mut self, writer: &mut W, fragment: &str) -> io::Result<()> {
-        if !self.is_ascii {
-            return writer.write_all(fragment.as_bytes());
-        }
-        for unit in fragment.encode_utf16() {
-            match u8::try_from(unit) {
-                Ok(byte) if byte.is_ascii() => writer.write_all(&[byte])?,
-                _ => write!(writer, "\\u{unit:04x}")?,
-            }
-        }
-        Ok(())
-    }
-}
 
 /// `tojson(indent=, sort_keys=, ensure_ascii=, separators=)`.
 pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
@@ -65,19 +25,16 @@ pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
         json.sort_all_objects();
     }
     options.assert_all_used()?;
-    let mut out = Vec::new();
-    match indent {
-        Some(indent) => {
-            let indent = " ".repeat(indent.min(INDENT_MAX));
-            let formatter = PrettyFormatter::with_indent(indent.as_bytes());
-            json.serialize(&mut Serializer::with_formatter(&mut out, formatter)).map_err(failed)?;
+    let Some(indent) = indent else {
+        let mut form = OneLine { is_ascii, ..OneLine::JSON };
+        if let Some(Serde((items, values))) = &separators {
+            form = OneLine { items, values, ..form };
         }
-        None => {
-            let separators = separators.map_or_else(|| (", ".into(), ": ".into()), |Serde(pair)| pair);
-            let formatter = OneLine { separators, is_ascii };
-            json.serialize(&mut Serializer::with_formatter(&mut out, formatter)).map_err(failed)?;
-        }
-    }
+        return Ok(Value::from(form.text(&json)));
+    };
+    let (mut out, indent) = (Vec::new(), " ".repeat(indent.min(INDENT_MAX)));
+    let formatter = PrettyFormatter::with_indent(indent.as_bytes());
+    json.serialize(&mut Serializer::with_formatter(&mut out, formatter)).map_err(failed)?;
     Ok(Value::from(String::from_utf8_lossy(&out).into_owned()))
 }
 

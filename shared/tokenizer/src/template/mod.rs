@@ -1,22 +1,26 @@
 //! Chat templates: from a conversation to the prompt format of the model. Templates are programs from a file: length,
 //! steps and output are bounded, they can access only the conversation, and their own refusals are reported with their
 //! text.
+mod attempts;
 mod conversation;
 mod date;
 mod json;
 mod python;
 mod refused;
+mod rendering;
 
-use std::{
-    io,
-    panic::{AssertUnwindSafe, catch_unwind},
+use std::sync::OnceLock;
+
+use attempts::Accepted;
+use common::{
+    changes::TemplateChanges,
+    chat::{Chat, PROMPT_BYTES_MAX},
 };
-
-use common::chat::{Chat, PROMPT_BYTES_MAX, ToolFormat};
 use conversation::{Conversation, Customs, Form};
 use gguf::{GgufError, Metadata};
-use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior, Value, context, syntax::SyntaxConfig, value::Serde};
-use refused::{ATTEMPTS, Change};
+use minijinja::{Environment, Error, UndefinedBehavior, syntax::SyntaxConfig};
+use refused::Change;
+use rendering::Rendering;
 use serde::{Deserialize, Serialize};
 use serde_json::Map;
 
@@ -112,6 +116,15 @@ fn check_length(text: &str) -> Result<(), TemplateError> {
     Ok(())
 }
 
+/// A conversation as the template writes it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rendered {
+    /// The prompt before the answer, with special tokens as text.
+    pub text: String,
+    /// Changes without which the template would refuse the conversation or leave out a part.
+    pub changes: TemplateChanges,
+}
+
 /// The chat templates of a model.
 #[derive(Debug)]
 pub struct ChatTemplate {
@@ -119,6 +132,8 @@ pub struct ChatTemplate {
     /// Whether there is a separate template for conversations with tools.
     has_tool_use: bool,
     customs: Customs,
+    /// Whether earlier calls are written, without tools and with them; unknown until it matters.
+    writes_calls: [OnceLock<bool>; 2],
     bos: String,
     eos: String,
     format: &'static ChatFormat,
@@ -156,7 +171,7 @@ impl ChatTemplate {
         environment.set_recursion_limit(DEPTH_MAX);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         python::adapt(&mut environment);
-        environment.add_function("raise_exception", raise_exception);
+        environment.add_function("raise_exception", rendering::raise_exception);
         environment.add_filter("tojson", json::tojson);
         for (name, text) in [(PLAIN, Some(plain)), (WITH_TOOLS, tool_use)] {
             let Some(text) = text else { continue };
@@ -166,7 +181,8 @@ impl ChatTemplate {
         let texts = [plain, tool_use.unwrap_or_default()];
         let customs = Customs::of(&texts.concat());
         let format = ChatFormat::detect(tool_use.unwrap_or(plain));
-        Ok(Self { environment, has_tool_use: tool_use.is_some(), customs, bos, eos, format })
+        let writes_calls = Default::default();
+        Ok(Self { environment, has_tool_use: tool_use.is_some(), customs, writes_calls, bos, eos, format })
     }
 
     /// The chat format that the template is written for.
@@ -180,100 +196,71 @@ impl ChatTemplate {
     /// # Errors
     /// The conversation is invalid, or the template refuses it or fails.
     pub fn render(&self, chat: &Chat, now: u64) -> Result<String, TemplateError> {
-        let variables = conversation::variables(chat)?;
-        let usual = Conversation::read(chat, self.customs, Form::USUAL)?;
-        let first = self.begin(&usual, &variables, now);
-        let other = match first {
-            // No template declares the form that it expects.
-            Err(TemplateError::Failed(_)) => Form::others(chat).find_map(|form| {
-                let conversation = Conversation::read(chat, self.customs, form).ok()?;
-                self.begin(&conversation, &variables, now).ok()
-            }),
-            Ok(ref text) if usual.lacks_system(text) => {
-                usual.changed(&[Change::LaterSystems]).and_then(|changed| self.begin(&changed, &variables, now).ok())
-            }
-            Err(TemplateError::Refused(_)) => ATTEMPTS.iter().find_map(|changes| {
-                let changed = usual.changed(changes)?;
-                self.begin(&changed, &variables, now).ok()
-            }),
-            _ => None,
-        };
-        other.map_or(first, Ok)
+        Ok(self.render_with_changes(chat, now)?.text)
     }
 
-    /// The prompt up to where the answer begins, or continues the last message.
-    fn begin(
-        &self,
-        conversation: &Conversation,
-        variables: &Map<String, serde_json::Value>,
-        now: u64,
-    ) -> Result<String, TemplateError> {
-        let Some(marked) = conversation.marked()? else {
-            let mut text = self.run(conversation, variables, now)?;
-            // Behind a call with text, Gemma 4's template leaves out the turn of the answer.
-            if self.format.format == ToolFormat::Gemma && text.ends_with("<turn|>\n") {
-                text.push_str("<|turn>model\n");
+    /// The same text, and how the conversation was changed for it.
+    ///
+    /// # Errors
+    /// The conversation is invalid, or the template refuses it or fails.
+    pub fn render_with_changes(&self, chat: &Chat, now: u64) -> Result<Rendered, TemplateError> {
+        let variables = conversation::variables(chat)?;
+        let rendering = Rendering { template: self, variables: &variables, now };
+        let (usual, of_calls) = self.read(chat, Form::USUAL)?;
+        let first = rendering.begin(&usual);
+        let other = match &first {
+            // No template declares the form that it expects. Calls may be text in one form and missing in another.
+            Err(TemplateError::Failed(_)) => Form::others(chat).find_map(|form| {
+                let (conversation, changes) = self.read(chat, form).ok()?;
+                Some(Rendered { text: rendering.begin(&conversation).ok()?, changes })
+            }),
+            Ok(text) if usual.lacks_system(text) => {
+                let change = Change::LaterSystems;
+                let text = usual.changed(&[change]).and_then(|changed| rendering.begin(&changed).ok());
+                text.map(|text| Rendered { text, changes: of_calls.union(change.reported()) })
             }
-            return Ok(text);
+            Err(TemplateError::Refused(reason)) => {
+                let accepted = attempts::accepted(&usual, reason, |changed| rendering.begin(changed));
+                accepted.map(|Accepted { text, changes }| {
+                    let changes = changes.into_iter().map(Change::reported).fold(of_calls, TemplateChanges::union);
+                    Rendered { text, changes }
+                })
+            }
+            _ => None,
         };
-        let text = self.run(&marked, variables, now)?;
-        match conversation::before_mark(text) {
-            Some(begun) => Ok(begun),
-            None => conversation.cut(self.run(conversation, variables, now)?),
+        match other {
+            Some(other) => Ok(other),
+            None => Ok(Rendered { text: first?, changes: of_calls }),
         }
+    }
+
+    /// The conversation in a form, and its change: calls that the template does not write become text of their
+    /// messages, if this crate can write them.
+    fn read(&self, chat: &Chat, form: Form) -> Result<(Conversation, TemplateChanges), TemplateError> {
+        let conversation = Conversation::read(chat, self.customs, form)?;
+        if !conversation.has_calls() || self.writes_calls(conversation.tools.is_some()) {
+            return Ok((conversation, TemplateChanges::default()));
+        }
+        match conversation.with_written_calls(self.format) {
+            Some(written) => Ok((written, TemplateChanges::CALLS_AS_TEXT)),
+            None => Ok((conversation, TemplateChanges::CALLS_LEFT_OUT)),
+        }
+    }
+
+    /// Whether the name of a call changes the text of a short conversation. A template that refuses that is left alone.
+    fn writes_calls(&self, has_tools: bool) -> bool {
+        *self.writes_calls[usize::from(has_tools)].get_or_init(|| {
+            let rendering = Rendering { template: self, variables: &Map::new(), now: 0 };
+            let [one, other] =
+                ["look", "wait"].map(|name| rendering.run(&Conversation::sample(self.customs, name, has_tools)));
+            one.is_err() || one != other
+        })
     }
 
     /// Whether a rendered text begins with BOS, so that no other BOS is added.
     pub fn begins_with_bos(&self, text: &str) -> bool {
         !self.bos.is_empty() && text.starts_with(&self.bos)
     }
-
-    fn run(
-        &self,
-        conversation: &Conversation,
-        variables: &Map<String, serde_json::Value>,
-        now: u64,
-    ) -> Result<String, TemplateError> {
-        let failed = |error: Error| TemplateError::Failed(error.to_string());
-        let name = if self.has_tool_use && conversation.tools.is_some() { WITH_TOOLS } else { PLAIN };
-        let template = self.environment.get_template(name).map_err(failed)?;
-        // As in llama.cpp: templates with a date of their own ask whether it is defined.
-        let date_string = match variables.get("date_string").and_then(serde_json::Value::as_str) {
-            Some(given) => given.to_owned(),
-            None => date::strftime("%d %b %Y", now).unwrap_or_default(),
-        };
-        let context = context! {
-            messages => Value::from(Serde(&conversation.messages)),
-            tools => Value::from(Serde(&conversation.tools)),
-            add_generation_prompt => !conversation.is_continued,
-            bos_token => self.bos.as_str(),
-            eos_token => self.eos.as_str(),
-            date_string => date_string,
-            strftime_now => Value::from_function(move |format: String| date::strftime(&format, now)),
-            ..Value::from(Serde(variables))
-        };
-        let mut text = Bounded { text: Vec::new(), is_full: false };
-        // The engine panics where a template takes a part of an empty text backwards, for one.
-        let rendered = catch_unwind(AssertUnwindSafe(|| template.render_captured_to(context, &mut text).map(|_| ())));
-        match rendered {
-            _ if text.is_full => Err(TemplateError::TooLong),
-            Err(_) => Err(TemplateError::Failed("the template engine panicked".into())),
-            Ok(Err(error)) => Err(refusal(&error).unwrap_or_else(|| failed(error))),
-            Ok(Ok(())) => String::from_utf8(text.text).map_err(|error| TemplateError::Failed(error.to_string())),
-        }
-    }
-}
-
-/// Prefix that marks an error raised by the template itself.
-const REFUSAL: &str = "refused: ";
-
-fn raise_exception(text: &str) -> Result<Value, Error> {
-    Err(Error::new(ErrorKind::InvalidOperation, format!("{REFUSAL}{text}")))
-}
-
-fn refusal(error: &Error) -> Option<TemplateError> {
-    let text = error.detail()?.strip_prefix(REFUSAL)?;
-    Some(TemplateError::Refused(text.to_owned()))
 }
 
 /// Rewrites constructs that Python's Jinja and its extensions treat differently: tags that mark the assistant's text
@@ -317,27 +304,6 @@ fn push_joined(out: &mut String, tag: &str) {
         let backslashes = text.len() - text.trim_end_matches('\\').len();
         let is_joined = line.ends_with('\n') && backslashes % 2 == 1;
         out.push_str(if is_joined { &text[..text.len() - 1] } else { line });
-    }
-}
-
-/// Accepts text up to [`CONVERSATION_BYTES_MAX`].
-struct Bounded {
-    text: Vec<u8>,
-    is_full: bool,
-}
-
-impl io::Write for Bounded {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.text.len() + bytes.len() > CONVERSATION_BYTES_MAX {
-            self.is_full = true;
-            return Err(io::ErrorKind::FileTooLarge.into());
-        }
-        self.text.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }
 

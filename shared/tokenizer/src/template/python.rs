@@ -5,6 +5,8 @@ use minijinja::{
     value::{Kwargs, ValueKind},
 };
 
+use crate::one_line::float;
+
 /// Widest indentation.
 const INDENT_MAX: usize = 256;
 
@@ -63,37 +65,5 @@ fn format(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Res
             out.write_str(&float(number)).map_err(Error::from)
         }
         _ => minijinja::escape_formatter(out, state, value),
-    }
-}
-
-/// A floating-point number as Python writes it: with an exponent of two digits or more below 0.0001 and from 1e16 on.
-pub(super) fn float(number: f64) -> String {
-    if number == 0.0 || !number.is_finite() || (1e-4..1e16).contains(&number.abs()) {
-        return format!("{number:?}");
-    }
-    let text = format!("{number:e}");
-    let (mantissa, exponent) = text.split_once('e').expect("an exponent is written");
-    let (sign, digits) = exponent.strip_prefix('-').map_or(('+', exponent), |digits| ('-', digits));
-    format!("{mantissa}e{sign}{digits:0>2}")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn floats_are_written_as_in_python() {
-        for (number, text) in [
-            (0.0, "0.0"),
-            (-1.5, "-1.5"),
-            (1e-4, "0.0001"),
-            (1.5e-5, "1.5e-05"),
-            (-1e-200, "-1e-200"),
-            (123_456_789.0, "123456789.0"),
-            (1e16, "1e+16"),
-            (1.25e100, "1.25e+100"),
-        ] {
-            assert_eq!(float(number), text);
-        }
     }
 }

@@ -1,6 +1,7 @@
 //! What a conversation becomes for a template that refuses it: clients do what the APIs allow, some templates allow less.
 use std::collections::{HashMap, VecDeque};
 
+use common::changes::TemplateChanges;
 use serde_json::{Value, json};
 
 /// A change of a conversation's messages, whose contents are texts.
@@ -20,17 +21,17 @@ pub(super) enum Change {
 
 use Change::{AllSystems, LaterSystems, ShortIds, SingleCalls};
 
-/// In the order in which they are tried.
-pub(super) const ATTEMPTS: [&[Change]; 6] = [
-    &[LaterSystems],
-    &[ShortIds],
-    &[SingleCalls],
-    &[LaterSystems, ShortIds, SingleCalls],
-    &[AllSystems],
-    &[AllSystems, ShortIds, SingleCalls],
-];
-
 impl Change {
+    /// The change as clients receive it.
+    pub(super) fn reported(self) -> TemplateChanges {
+        match self {
+            LaterSystems => TemplateChanges::SYSTEMS_JOINED,
+            AllSystems => TemplateChanges::SYSTEMS_OF_USER,
+            ShortIds => TemplateChanges::IDS_SHORTENED,
+            SingleCalls => TemplateChanges::CALLS_DIVIDED,
+        }
+    }
+
     /// Changes messages.
     pub(super) fn apply(self, messages: &mut Vec<Value>) {
         match self {

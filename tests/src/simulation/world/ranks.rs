@@ -5,6 +5,7 @@ use std::{
 };
 
 use common::{
+    changes::TemplateChanges,
     chat::AnswerForm,
     chat::FinishReason,
     fault::{Fault, FaultKind, Loss},
@@ -349,7 +350,8 @@ impl World {
         match begun {
             Begun::Refused(kind) => told.push(AnswerEvent::Refused(Fault::new(name(node), kind))),
             Begun::Started { prompt, is_over } => {
-                told.push(AnswerEvent::Started { prompt, form: AnswerForm::default() });
+                let (form, changes) = (AnswerForm::default(), TemplateChanges::default());
+                told.push(AnswerEvent::Started { prompt, form, changes });
                 told.extend(is_over.then(|| finished(FinishReason::Length)));
             }
         }

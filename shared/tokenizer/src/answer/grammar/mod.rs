@@ -13,7 +13,7 @@ use common::{
 use serde_json::{Map, Value, json};
 
 use self::lark::Lark;
-use super::ChatFormat;
+use super::{ChatFormat, format::Calls};
 
 /// Most tools of a grammar.
 pub const GRAMMAR_TOOLS_MAX: usize = 256;
@@ -64,6 +64,28 @@ pub fn call_grammar(
     how: GrammarUse,
     control: &dyn Fn(&str) -> Option<u32>,
 ) -> Option<CallGrammar> {
+    grammar_of(row, tools, how, None, control)
+}
+
+/// The grammar of an answer that calls tools or is a JSON value of this schema; it must do one of both.
+pub fn call_or_value_grammar(
+    row: &ChatFormat,
+    tools: &[GrammarTool],
+    how: GrammarUse,
+    schema: &Value,
+    control: &dyn Fn(&str) -> Option<u32>,
+) -> Option<CallGrammar> {
+    grammar_of(row, tools, GrammarUse { is_required: true, ..how }, Some(schema), control)
+}
+
+/// `value` is the schema of a value that may stand in place of a required call.
+fn grammar_of(
+    row: &ChatFormat,
+    tools: &[GrammarTool],
+    how: GrammarUse,
+    value: Option<&Value>,
+    control: &dyn Fn(&str) -> Option<u32>,
+) -> Option<CallGrammar> {
     let mut lark = Lark::new(row.preserved, control);
     let GrammarUse { is_required, is_one, thinking } = how;
     let syntax = syntax::written(row.calls, tools, is_one, &mut lark)?;
@@ -74,13 +96,15 @@ pub fn call_grammar(
     let triggered = lark.rule(&triggered.join(" | "));
     let ends_thoughts = row.thinking.call.is_some();
     if is_required {
-        let calls: Vec<String> = syntax
-            .calls
-            .iter()
-            .filter(|call| call.is_usual)
-            .map(|call| format!("{} {}", lark.marked(call.mark), call.rest))
-            .chain(syntax.begun.clone())
-            .collect();
+        let is_bare = matches!(row.calls, Calls::Json(marks) if marks.open.is_empty());
+        let mut calls: Vec<String> = if value.is_some() && is_bare {
+            syntax::call_values(tools, &mut lark)
+        } else {
+            let usual = syntax.calls.iter().filter(|call| call.is_usual);
+            let usual = usual.map(|call| format!("{} {}", lark.marked(call.mark), call.rest));
+            usual.chain(syntax.begun.clone()).collect()
+        };
+        calls.extend(value.map(|schema| format!("{} {}", syntax.header, lark.json(schema))));
         let calls = lark.rule(&calls.join(" | "));
         let begin = lark.term(&thought_begin);
         let end = lark.last_part(&thought_end);

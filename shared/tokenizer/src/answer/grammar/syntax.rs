@@ -37,6 +37,8 @@ pub(super) struct SyntaxRules {
     pub(super) first: Option<&'static str>,
     /// The end of a prompt that may begin a mark.
     pub(super) lead: &'static str,
+    /// The rules before an answer that is no call.
+    pub(super) header: String,
 }
 
 fn marked(mark: &'static str, rest: String) -> MarkedCalls {
@@ -84,6 +86,26 @@ fn bare(tools: &[GrammarTool], is_one: bool, lark: &mut Lark<'_>) -> SyntaxRules
         other("{\"type\": \"function\", \"name\""),
     ];
     SyntaxRules { calls, first: Some("<|python_tag|>"), ..SyntaxRules::default() }
+}
+
+/// Llama 3 next to other JSON values: a call as a value of a schema. Literals would hide the other keys of an object,
+/// because the longest match counts.
+pub(super) fn call_values(tools: &[GrammarTool], lark: &mut Lark<'_>) -> Vec<String> {
+    let mut values = Vec::new();
+    for tool in tools {
+        let object = |parameters: &Value| {
+            json!({
+                "type": "object",
+                "properties": {"name": {"const": tool.name}, "parameters": parameters},
+                "required": ["name", "parameters"],
+                "additionalProperties": false,
+            })
+        };
+        let parameters = tool.schema();
+        let schema = rooted(&object(&parameters), &parameters);
+        values.push(lark.json(&schema.unwrap_or_else(|| object(&json!({"type": "object"})))));
+    }
+    values
 }
 
 /// Objects between marks, alone or in a list.
@@ -346,11 +368,12 @@ fn harmony(tools: &[GrammarTool], lark: &mut Lark<'_>) -> SyntaxRules {
     let (before, behind) = (lark.rule(&before.join(" | ")), lark.rule(&behind.join(" | ")));
     let start = lark.marked(LEAD);
     let begun = format!("({start})? ({channel} \"commentary to=functions.\" {before} | \" to=functions.\" {behind})");
-    let header = |mark, rest: &str| MarkedCalls { mark, rest: rest.to_owned(), is_usual: false };
+    let unusual = |mark, rest: &str| MarkedCalls { mark, rest: rest.to_owned(), is_usual: false };
     let calls = vec![
-        header("<|channel|>commentary to=functions.", &before),
-        header("<|channel|>analysis to=functions.", &before),
-        header("<|start|>assistant to=functions.", &behind),
+        unusual("<|channel|>commentary to=functions.", &before),
+        unusual("<|channel|>analysis to=functions.", &before),
+        unusual("<|start|>assistant to=functions.", &behind),
     ];
-    SyntaxRules { calls, begun: Some(begun), first: None, lead: LEAD }
+    let header = format!("({start})? {channel} \"final\" (sp {constrain} \"json\" | \" json\")? {message}");
+    SyntaxRules { calls, begun: Some(begun), first: None, lead: LEAD, header }
 }
