@@ -3,8 +3,9 @@ use std::{
     fs,
     io::{Read, Write},
     net::{Ipv4Addr, TcpListener, TcpStream},
+    os::unix::fs::PermissionsExt,
     path::Path,
-    process::{Child, Command},
+    process::{Child, Command, Stdio},
     thread::JoinHandle,
 };
 
@@ -23,6 +24,8 @@ use crate::json_output::assert_described;
 
 const MODEL: &str = "bard-q8_0.gguf";
 const RECOVER: &str = "recover = true\nsilent_ms = 30000\nstall_ms = 60000\n";
+/// The command that checks over ssh whether the daemon of a node may be killed.
+const CHECK: &str = "sudo -n -l systemctl kill -s KILL brambled";
 /// The layout before the test.
 const BEFORE: &[&str] = &["--prompt", "ROMEO:", "--max-tokens", "4", "--temperature", "0", "--topology", "dp2-tp1"];
 
@@ -203,6 +206,35 @@ fn show_and_compare(folder: &Path, report: &Value) {
     fs::write(&broken, "{}").expect("write to the folder");
     let refused = finish(spawn_console(&["acceptance", "--show", &broken.to_string_lossy(), "--json"]));
     refused.assert_error(8, "state", &["not a report"]);
+}
+
+#[test]
+fn node_whose_sudo_asks_for_a_password_is_named_before_the_test() {
+    let cluster = Cluster::with(2, &demo_models(), RECOVER);
+    let folder = tempfile::tempdir().expect("create a temporary folder");
+    let ssh = folder.path().join("ssh");
+    let asking = cluster.addresses[1].split(':').next().expect("an address has a host");
+    let script = format!(
+        "#!/bin/sh\ncase \"$*\" in\n*' {asking} {CHECK}') echo 'sudo: a password is required' >&2; exit 1 ;;\n\
+         *' {CHECK}') exit 0 ;;\n*) exit 255 ;;\nesac\n"
+    );
+    fs::write(&ssh, script).expect("write to the folder");
+    fs::set_permissions(&ssh, fs::Permissions::from_mode(0o755)).expect("this process owns the file");
+    let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap_or_default());
+    let plan = |only: &str| {
+        let mut command = Command::new(programs().join("console"));
+        command.args(["acceptance", "--nodes", &cluster.nodes(), "--model", MODEL, "--only", only, "--out"]);
+        command.arg(folder.path().join("report")).args(["--ssh", "--dry-run", "--json"]).env("PATH", &path);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let ended = finish(command.spawn().expect("console runs"));
+        assert_eq!(ended.code, Some(0), "{} {}", ended.out, ended.err);
+        ended
+    };
+    let planned = plan("machines,recovery");
+    let reason = format!("`{CHECK}` over ssh on pi2 failed with exit status: 1: sudo: a password is required");
+    assert!(planned.err.contains(&format!("not measured: {reason}")), "{}", planned.err);
+    assert_eq!(planned.json()["plan"]["steps"][1]["state"], "skipped", "{}", planned.out);
+    assert!(!plan("machines").err.contains("sudo"), "no other step needs it");
 }
 
 #[test]

@@ -5,11 +5,13 @@ use std::{
     net::{TcpListener, UdpSocket},
     os::unix::fs::PermissionsExt,
     path::Path,
-    process::Command,
+    process::{Command, Stdio},
 };
 
-use harness::programs::{Cluster, Ended, console, demo_models, programs};
+use harness::programs::{Cluster, Ended, console, demo_models, finish, programs};
 use tempfile::TempDir;
+
+use crate::json_output::assert_described;
 
 /// Creates a key in a new folder.
 fn key() -> (TempDir, String) {
@@ -152,6 +154,7 @@ fn nodes_are_adopted_over_ssh_and_rotate_their_key_together() {
     command.args(["key", "adopt"]).args(&cluster.addresses).args(["--ssh", "--json", "--key", &key]).env("PATH", path);
     let ended = command.output().expect("console runs");
     assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    assert_described("console key adopt", &serde_json::from_slice(&ended.stdout).expect("an object"));
     let with = |key: &str| cluster.generate(2, &["--prompt", "ROMEO:", "--max-tokens", "4", "--key", key]);
     with(&key).completion();
 
@@ -162,6 +165,7 @@ fn nodes_are_adopted_over_ssh_and_rotate_their_key_together() {
         |grace| console(&["key", "rotate", "--nodes", &nodes, "--grace", grace, "--yes", "--json", "--key", &key]);
     let old = console(&["key", "show", "--fingerprint", "--key", &before]).out;
     let rotated = rotate("3600").json();
+    assert_described("console key rotate", &rotated);
     assert!(rotated["fingerprint"].as_str().is_some_and(|new| new != old.trim()), "{rotated}");
     with(&key).completion();
     with(&before).completion();
@@ -169,6 +173,31 @@ fn nodes_are_adopted_over_ssh_and_rotate_their_key_together() {
     with(&before).assert_error(4, "key_differs", &[]);
     with(&key).completion();
     assert!(!Path::new(&format!("{key}.next")).exists());
+}
+
+#[test]
+fn failed_command_over_ssh_is_no_failed_login() {
+    let (folder, key) = key();
+    let script = "#!/bin/sh\ncase \"$*\" in\n\
+        *' 192.0.2.1 sudo '*) echo 'sudo: a password is required' >&2; exit 1 ;;\n\
+        *' 192.0.2.2 sudo '*) echo 'Permission denied (publickey).' >&2; exit 255 ;;\n\
+        *) echo 'brambled: pi3 already belongs to cluster 1a2b' >&2; exit 1 ;;\nesac\n";
+    let ssh = folder.path().join("ssh");
+    fs::write(&ssh, script).expect("write to the folder");
+    fs::set_permissions(&ssh, fs::Permissions::from_mode(0o755)).expect("this process owns the file");
+    let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap_or_default());
+    let adopt = |address: &str| {
+        let mut command = Command::new(programs().join("console"));
+        command.args(["key", "adopt", address, "--ssh", "--json", "--key", &key]).env("PATH", &path);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        finish(command.spawn().expect("console runs"))
+    };
+    let asks = adopt("192.0.2.1");
+    asks.assert_error(8, "state", &["192.0.2.1: sudo brambled pair failed over ssh: sudo: a password is required"]);
+    let next = asks.json()["error"]["next"].to_string();
+    assert!(next.contains("sudo brambled pair") && next.contains("without a password"), "{next}");
+    adopt("192.0.2.2").assert_error(3, "node_unreachable", &["Permission denied"]);
+    adopt("192.0.2.3").assert_error(4, "claimed", &["already belongs"]);
 }
 
 #[test]

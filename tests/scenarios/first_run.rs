@@ -191,6 +191,67 @@ fn nodes_that_do_not_answer_are_not_taken_for_idle_ones() {
 }
 
 #[test]
+fn node_is_not_added_while_a_node_that_may_hold_the_topology_is_silent() {
+    let house = House::start(2, 2);
+    let (one, new) = (house.address(0), house.address(1));
+    house.good(&["cluster", "add", "home", &[one, DEAD[0], DEAD[1]].join(",")]);
+    let add = ["node", "add", new, "--yes", "--json"];
+    let refused = house.console(&add);
+    refused.assert_error(3, "node_unreachable", &DEAD);
+    let error = refused.json()["error"].clone();
+    assert_eq!((&error["node"], &error["others"][0]["node"]), (&json!(DEAD[0]), &json!(DEAD[1])), "{error}");
+    assert!(refused.err.contains("may hold the topology"), "{}", refused.err);
+    house.good(&["cluster", "add", "home", one]);
+    house.console(&add).assert_error(8, "state", &["no topology runs"]);
+
+    house.serve(1);
+    house.good(&["cluster", "add", "home", &[one, DEAD[0]].join(",")]);
+    let added = house.good(&add);
+    let object = added.json();
+    assert_eq!((&object["topology"], &object["away"][0]["node"]), (&json!("tp2"), &json!(DEAD[0])), "{object}");
+    assert!(added.err.contains("no answer from 127.0.0.1:1, which may hold another topology"), "{}", added.err);
+}
+
+#[test]
+fn commands_name_silent_nodes_next_to_those_that_answer() {
+    let house = House::start(2, 2);
+    let (one, two) = (house.address(0).to_owned(), house.address(1).to_owned());
+    let nodes = [one.as_str(), &two, DEAD[0]].join(",");
+    house.good(&["cluster", "add", "home", &nodes]);
+    let known = house.good(&["model", "search", "llama", "--json"]).json();
+    assert_eq!((&known["names"], &known["away"][0]["node"]), (&json!(["pi1", "pi2"]), &json!(DEAD[0])), "{known}");
+    let listed = house.console(&["model", "list"]);
+    assert!(listed.code == Some(3) && listed.out.contains("pi1, pi2"), "not on all: {} {}", listed.out, listed.err);
+    house.console(&["logs", "pi3", "--json"]).assert_error(3, "node_unreachable", &[DEAD[0]]);
+    house.console(&["logs", DEAD[1], "--json"]).assert_error(2, "usage", &[DEAD[1], "among pi1, pi2"]);
+    // Each may hold a topology that the others do not report.
+    let requests = house.console(&["requests"]);
+    assert!(requests.code == Some(3) && requests.out.contains("127.0.0.1:1: cannot be reached"), "{}", requests.out);
+    let events = house.console(&["events", "--json"]);
+    assert_eq!((events.code, &events.json()["away"][0]["node"]), (Some(3), &json!(DEAD[0])), "{}", events.err);
+    let cordoned = house.console(&["node", "cordon", DEAD[0], "--reason", "fan", "--drain", "--yes", "--json"]);
+    cordoned.assert_error(3, "node_unreachable", &[DEAD[0]]);
+    let status = house.console(&["status", "--json"]).json();
+    assert_eq!(status["nodes"][2]["out"]["reason"], "fan", "it stays cordoned: {status}");
+    let excluded = house.good(&["node", "exclude", DEAD[0], "--reason", "dead", "--yes", "--json"]).json();
+    assert_eq!((&excluded["topology"], &excluded["away"]), (&Value::Null, &json!([])), "{excluded}");
+    assert_eq!(house.good(&["requests", "--json"]).json()["away"], json!([]), "an excluded node is not missed");
+}
+
+#[test]
+fn silent_spare_is_named_and_fails_no_command() {
+    let house = House::start(2, 2);
+    let (one, two) = (house.address(0).to_owned(), house.address(1).to_owned());
+    house.serve(2);
+    house.good(&["cluster", "add", "home", &[one.as_str(), &two, DEAD[0]].join(",")]);
+    let requests = house.good(&["requests", "--json"]).json();
+    assert_eq!((&requests["heads"][0]["node"], &requests["away"][0]["node"]), (&json!("pi1"), &json!(DEAD[0])));
+    let removed = house.good(&["node", "remove", "pi2", "--yes"]);
+    assert!(removed.err.contains("no answer from 127.0.0.1:1, which may hold another topology"), "{}", removed.err);
+    assert_eq!(house.saved(), json!([one, DEAD[0]]));
+}
+
+#[test]
 fn dead_node_leaves_or_is_replaced_if_all_others_answer() {
     let house = House::start(2, 2);
     let (one, new) = (house.address(0), house.address(1));

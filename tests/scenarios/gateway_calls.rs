@@ -102,6 +102,15 @@ fn body(more: Value) -> Value {
     with_fields(body, more)
 }
 
+/// The format of answers that call no tool.
+fn verdict() -> Value {
+    let properties = json!({"verdict": {"enum": ["yes", "no"]}});
+    let schema = json!({
+        "type": "object", "properties": properties, "required": ["verdict"], "additionalProperties": false,
+    });
+    json!({"type": "json_schema", "json_schema": {"name": "verdict", "schema": schema}})
+}
+
 /// The names of the calls, whose arguments are valid.
 fn names(message: &Value) -> Vec<String> {
     message["tool_calls"].as_array().map(Vec::as_slice).unwrap_or_default().iter().map(checked).collect()
@@ -185,8 +194,14 @@ fn random_models_call_tools_in_the_syntax_of_their_family() {
             // The bias makes it write the mark of a call at once; the call itself is the grammar's.
             let wanted = json!({(MARK.to_string()): 100});
             let auto = json!({"logit_bias": wanted, "parallel_tool_calls": false, "seed": seed});
-            assert_eq!(names(&answer(&address, auto)["message"]).len(), 1, "{}", family.file);
+            assert_eq!(names(&answer(&address, auto.clone())["message"]).len(), 1, "{}", family.file);
+            let found = answer(&address, with_fields(auto, json!({"response_format": verdict()})));
+            assert_eq!(names(&found["message"]).len(), 1, "{}: {found}", family.file);
             let unwanted = json!({(MARK.to_string()): -100});
+            let either = json!({"logit_bias": unwanted, "seed": seed, "response_format": verdict()});
+            let found = answer(&address, either)["message"].clone();
+            let content: Value = serde_json::from_str(found["content"].as_str().expect("a text")).expect("JSON");
+            assert!(content["verdict"].is_string() && names(&found).is_empty(), "{}: {found}", family.file);
             let plain = json!({"logit_bias": unwanted, "seed": seed, "max_tokens": 30});
             let auto = answer(&address, plain.clone());
             for without in [json!({"tool_choice": "none"}), json!({"tools": null})] {

@@ -3,16 +3,18 @@ use std::{
     fs,
     io::{BufRead, BufReader, Write},
     net::TcpListener,
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 use harness::{
     http::{HttpAnswer, beside, bytes as request_bytes, get, raw},
-    programs::{Cluster, demo_models, wait_until},
+    programs::{Cluster, Ended, demo_models, wait_until},
     tiny_model::{Architecture, TinyModel},
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
+
+use crate::json_output::assert_described;
 
 const NAME: &str = "bard.gguf";
 const KEY: &str = "sk-operator-0123456789";
@@ -50,6 +52,8 @@ fn server(files: Vec<(String, Vec<u8>)>) -> String {
             let lines: Vec<String> = lines.collect();
             let path = lines.first().and_then(|line| line.split(' ').nth(1)).unwrap_or_default();
             let Some((_, bytes)) = files.iter().find(|(name, _)| path.strip_prefix('/') == Some(name.as_str())) else {
+                let head = "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+                let _ = stream.write_all(head.as_bytes());
                 continue;
             };
             let range =
@@ -109,6 +113,10 @@ fn one_node_downloads_the_others_copy_and_all_serve() {
     let wrong = cluster.console(&verify);
     assert!(wrong.code == Some(1) && wrong.out.contains("pi3: "), "{} {}", wrong.out, wrong.err);
     cluster.console(&[&verify[..], &["--json"]].concat()).assert_error(1, "failed", &["checksum mismatch", NAME]);
+    let mistyped = cluster.console(&["model", "verify", "bart.gguf", "--nodes", &all, "--json"]);
+    mistyped.assert_error(4, "model_missing", &["pi1", "pi2", "pi3"]);
+    let next = mistyped.json()["error"]["next"].to_string();
+    assert!(next.contains("did you mean bard.gguf?"), "{next}");
 }
 
 #[test]
@@ -217,6 +225,45 @@ fn damaged_file_is_named_and_removed_from_the_nodes_that_have_it() {
     cluster.console(&remove).assert_error(4, "model_missing", &["pi1"]);
 }
 
+#[test]
+fn excluded_dead_node_is_left_out_and_verify_reads_the_others() {
+    let (mut cluster, _folder, folders) = nodes(3);
+    let all = cluster.nodes();
+    fs::write(folders[0].join(NAME), bytes()).expect("it can be written");
+    let excluded = cluster.console(&["node", "exclude", "pi2", "--reason", "fan", "--nodes", &all, "--yes"]);
+    assert_eq!(excluded.code, Some(0), "{} {}", excluded.out, excluded.err);
+    cluster.signal(1, nix::sys::signal::Signal::SIGKILL);
+    cluster.wait(1);
+    let left_out = |ended: &Ended| {
+        assert_eq!(ended.code, Some(0), "{} {}", ended.out, ended.err);
+        assert!(ended.err.contains("pi2 is left out: it is excluded"), "{}", ended.err);
+    };
+    left_out(&cluster.console(&["model", "pull", NAME, "--from", "pi1", "--nodes", &all]));
+    assert_eq!(fs::read(folders[2].join(NAME)).expect("it is there"), bytes());
+    let verify = ["model", "verify", NAME, "--nodes", &all];
+    let verified = cluster.console(&[&verify[..], &["--json"]].concat());
+    left_out(&verified);
+    assert_eq!(verified.json()["left_out"], json!(["pi2"]));
+    // Named, it is missed.
+    let named = cluster.console(&[&verify[..], &["--node", "pi2", "--json"]].concat());
+    named.assert_error(3, "node_unreachable", &[&cluster.addresses[1]]);
+
+    cluster.signal(0, nix::sys::signal::Signal::SIGKILL);
+    cluster.wait(0);
+    let partly = cluster.console(&verify);
+    assert!(partly.code == Some(3) && partly.out.starts_with("pi3: bard.gguf"), "{} {}", partly.out, partly.err);
+    assert!(partly.err.contains("done on pi3"), "{}", partly.err);
+    let remove = ["model", "remove", NAME, "--nodes", &all, "--yes"];
+    cluster.console(&[&remove[..], &["--json"]].concat()).assert_error(3, "node_unreachable", &[]);
+    assert!(folders[2].join(NAME).exists(), "nothing is removed while a node that may have it is silent");
+    cluster.start_with(0, &folders[0]);
+    let removed = cluster.console(&[&remove[..], &["--json"]].concat());
+    left_out(&removed);
+    assert_described("console model remove", &removed.json());
+    assert_eq!(removed.json()["left_out"], json!(["pi2"]));
+    assert!(!folders[0].join(NAME).exists() && !folders[2].join(NAME).exists());
+}
+
 /// Nodes with separate model folders that serve a model, so that they have addresses for each other; and the HTTP
 /// address of the first.
 fn serving_nodes(count: usize) -> (Cluster, TempDir, Vec<PathBuf>, String) {
@@ -310,4 +357,126 @@ fn split_model_is_pulled_and_deleted_by_the_api_with_all_its_files() {
     fs::write(folders[1].join(&names[2]), &splits[2]).expect("the folder can be written");
     as_operator(&address, "DELETE", "/api/delete", &body).good();
     assert!(!folders[1].join(&names[2]).exists());
+}
+
+/// The names of the files of a split model, and their bytes.
+fn split_model() -> ([String; 3], Vec<Vec<u8>>) {
+    let names = [1, 2, 3].map(|part| format!("big-0000{part}-of-00003.gguf"));
+    (names, TinyModel::new(Architecture::Llama).splits(3))
+}
+
+/// The bytes of the files that are in a folder.
+fn files_in(folder: &Path, names: &[String]) -> Vec<Option<Vec<u8>>> {
+    names.iter().map(|name| fs::read(folder.join(name)).ok()).collect()
+}
+
+#[test]
+fn split_model_is_pulled_and_verified_with_all_its_files() {
+    let (cluster, _folder, folders) = nodes(3);
+    let (names, splits) = split_model();
+    let url = server(names.iter().cloned().zip(splits.clone()).collect());
+    let all = cluster.nodes();
+    // What an earlier attempt left: the node with most files gets the others.
+    fs::write(folders[1].join(&names[0]), &splits[0]).expect("the folder can be written");
+    let source = format!("{url}/{}", names[2]);
+    let pull = ["model", "pull", &source, "--nodes", &all, "--json"];
+    let planned = cluster.console(&[&pull[..], &["--dry-run"]].concat()).json();
+    assert_eq!(planned["plan"]["files"], json!(names), "any file stands for the model: {planned}");
+    let pulled = cluster.console(&pull);
+    assert_eq!(pulled.code, Some(0), "{} {}", pulled.out, pulled.err);
+    let whole: Vec<Option<Vec<u8>>> = splits.iter().cloned().map(Some).collect();
+    assert!(folders.iter().all(|folder| files_in(folder, &names) == whole));
+    for part in ["pi2: downloading big (3 files)", "pi1: copying big (3 files)", "pi3: copying big (3 files)"] {
+        assert!(pulled.err.contains(part), "{part} is not in {}", pulled.err);
+    }
+    assert!(!pulled.err.contains("pi1: downloading"), "{}", pulled.err);
+    let pulled = pulled.json();
+    let stored = pulled["stored"].as_array().expect("a list").clone();
+    assert_eq!((stored.len(), &pulled["had"]), (2 + 3 + 3, &json!([])), "{pulled}");
+    assert!(stored.iter().all(|one| one["file"]["state"] == "complete"), "{pulled}");
+    assert!(stored.iter().all(|one| one["file"]["sha256"].is_string()), "{pulled}");
+
+    let again = cluster.console(&pull).json();
+    assert_eq!((&again["stored"], &again["had"]), (&json!([]), &json!(["pi1", "pi2", "pi3"])));
+    let verified = cluster.console(&["model", "verify", &names[0], "--nodes", &all, "--json"]).json();
+    let verified = verified["stored"].as_array().expect("a list").clone();
+    assert_eq!(verified.len(), 9, "three files on three nodes");
+    // One hash for each file.
+    let hash = |file: usize| verified[file]["file"]["sha256"].as_str().expect("a hash").to_owned();
+    let verify = |hashes: &[String]| {
+        let hashes = hashes.join(",");
+        cluster.console(&["model", "verify", &names[0], "--nodes", &all, "--sha256", &hashes, "--json"])
+    };
+    assert_eq!(verify(&[hash(0), hash(1), hash(2)]).code, Some(0));
+    verify(&[hash(0), hash(2), hash(1)]).assert_error(1, "failed", &["checksum mismatch", &names[1]]);
+    verify(&[hash(0)]).assert_error(2, "usage", &["expected 3", "got 1"]);
+    let single = |hash: &str| {
+        let name = ["model", "verify", "--name", &names[1], "--nodes", &all, "--sha256", hash, "--json"];
+        cluster.console(&name)
+    };
+    assert_eq!(single(&hash(1)).json()["stored"].as_array().map(Vec::len), Some(3), "one file on three nodes");
+    single(&hash(0)).assert_error(1, "failed", &["checksum mismatch", &names[1]]);
+    cluster.generate(1, &["--model", &names[0], "--prompt", "ab", "--max-tokens", "1"]).completion();
+}
+
+#[test]
+fn missing_or_wrong_file_of_a_split_model_is_named() {
+    let (cluster, folder, folders) = nodes(2);
+    let (names, splits) = split_model();
+    let all = cluster.nodes();
+    let incomplete = names.iter().cloned().zip(splits.clone()).filter(|(name, _)| *name != names[1]).collect();
+    let source = format!("{}/{}", server(incomplete), names[0]);
+    let failed = cluster.console(&["model", "pull", &source, "--nodes", &all, "--json"]);
+    let second = format!("{} (file 2 of 3)", names[1]);
+    failed.assert_error(1, "download_failed", &["pi1", &second, "HTTP 404"]);
+    assert_eq!(files_in(&folders[0], &names), [Some(splits[0].clone()), None, None], "it is kept for the next attempt");
+    assert_eq!(files_in(&folders[1], &names), [None, None, None]);
+
+    // A copy begins only if the source has all files.
+    fs::write(folders[0].join(&names[2]), &splits[2]).expect("the folder can be written");
+    let copy = ["model", "pull", &names[0], "--from", "pi1", "--nodes", &all, "--json"];
+    cluster.console(&copy).assert_error(4, "model_missing", &["pi1", &names[1]]);
+    assert_eq!(files_in(&folders[1], &names), [None, None, None]);
+    // A file of another model in the place of the second one.
+    fs::write(folders[0].join(&names[1]), bytes()).expect("the folder can be written");
+    cluster.console(&copy).assert_error(4, "model_invalid", &["pi1", &names[0]]);
+    fs::write(folders[0].join(&names[1]), &splits[1]).expect("the folder can be written");
+    assert_eq!(cluster.console(&copy).json()["stored"].as_array().map(Vec::len), Some(3));
+
+    let hashes = ["0", "1", "2"].map(|digit| digit.repeat(64)).join(",");
+    let other = folder.path().join("none");
+    let local = other.join(&names[0]).to_string_lossy().into_owned();
+    fs::create_dir(&other).expect("the folder can be written");
+    fs::write(&local, &splits[0]).expect("the folder can be written");
+    let send = ["model", "pull", &local, "--node", "pi1", "--nodes", &all, "--json"];
+    cluster.console(&send).assert_error(2, "usage", &["3 files", &names[1], "is missing"]);
+    fs::write(other.join(&names[1]), &splits[1]).expect("the folder can be written");
+    fs::write(other.join(&names[2]), &splits[2]).expect("the folder can be written");
+    let wrong = cluster.console(&[&send[..], &["--sha256", &hashes]].concat());
+    wrong.assert_error(1, "failed", &["checksum mismatch", &names[0]]);
+    cluster.console(&send).assert_error(4, "model_exists", &["pi1", &names[0]]);
+}
+
+#[test]
+fn split_model_of_the_console_is_sent_in_several_attempts() {
+    let (cluster, folder, folders) = nodes(2);
+    let (names, splits) = split_model();
+    for (name, split) in names.iter().zip(&splits) {
+        fs::write(folder.path().join(name), split).expect("the folder can be written");
+    }
+    let [first, second] = [0, 1].map(|place: usize| folder.path().join(&names[place]).to_string_lossy().into_owned());
+    let all = cluster.nodes();
+    // With a name, a single file is sent.
+    let single = ["model", "pull", &second, "--name", &names[1], "--node", "pi1", "--nodes", &all, "--json"];
+    assert_eq!(cluster.console(&single).json()["stored"].as_array().map(Vec::len), Some(1));
+    assert_eq!(files_in(&folders[0], &names), [None, Some(splits[1].clone()), None]);
+    let listed = cluster.console(&["model", "list", "--nodes", &all]);
+    assert!(listed.out.contains("unusable on pi1 (1 of 3 files)"), "{}", listed.out);
+    let sent = cluster.console(&["model", "pull", &first, "--nodes", &all, "--json"]);
+    assert_eq!(sent.code, Some(0), "{} {}", sent.out, sent.err);
+    let stored = sent.json()["stored"].as_array().expect("a list").clone();
+    let on = |node: &str| stored.iter().filter(|one| one["node"] == node && one["file"]["state"] == "complete").count();
+    assert_eq!((on("pi1"), on("pi2")), (2, 3), "{stored:?}");
+    let whole: Vec<Option<Vec<u8>>> = splits.into_iter().map(Some).collect();
+    assert!(folders.iter().all(|folder| files_in(folder, &names) == whole));
 }

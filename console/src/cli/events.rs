@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use clap::{Args, ValueEnum};
 use common::fault::Fault;
-use protocol::inspect::{LogLevel, LogLine};
+use protocol::inspect::{LogLevel, LogLine, LogLines};
 use serde_json::{Value, json};
 
 use crate::cli::{
@@ -13,7 +13,10 @@ use crate::cli::{
     logs::{LOOK, ago, away, moment, time},
     shared::{find_node::find, interrupts::Interrupts, options::Nodes, output},
 };
-use crate::client::{cluster::Cluster, inspect, with_port};
+use crate::client::{
+    cluster::{Cluster, ClusterNode},
+    inspect, with_port,
+};
 
 /// Severity of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -111,13 +114,18 @@ pub(super) async fn run(options: Events) -> Result<u8, Failure> {
     events.drain(..events.len().saturating_sub(options.last));
     let faults: Vec<Fault> = heard.away.values().cloned().collect();
     if options.json && !options.follow {
-        let away = faults.iter().map(|fault| Failure::from(fault.clone()).json()["error"].clone()).collect::<Value>();
-        output::line(
-            &json!({"events": events.iter().map(ClusterEvent::object).collect::<Value>(), "away": away}).to_string(),
-        );
+        let away: Value = faults.iter().map(Failure::error_object).collect();
+        let missed = heard.missed.iter().map(|(node, lines)| json!({"node": node, "lines": lines}));
+        let missed: Value = missed.collect();
+        let events: Value = events.iter().map(ClusterEvent::object).collect();
+        output::line(&json!({"events": events, "away": away, "missed": missed}).to_string());
     } else {
         tell(&events, options.json);
         faults.iter().for_each(|fault| output::note(&away(fault)));
+    }
+    // Without a beginning, the latest events were asked for, which a node always keeps.
+    for (node, lines) in heard.missed.iter().filter(|_| options.since.is_some()) {
+        output::note(&format!("{node}: {lines} earlier lines are no longer in memory; see the journal of the node"));
     }
     while options.follow && !output::is_closed() {
         let pause = async {
@@ -144,12 +152,15 @@ struct Heard {
     next: BTreeMap<String, (u64, u64)>,
     /// By address: nodes that did not answer the last read and are not excluded.
     away: BTreeMap<String, Fault>,
+    /// Nodes whose log began after `since` at the first read, and the number of lines that they had dropped.
+    missed: Vec<(String, u64)>,
     is_first: bool,
 }
 
 impl Default for Heard {
     fn default() -> Self {
-        Self { severity: Severity::Note, since: 0, next: BTreeMap::new(), away: BTreeMap::new(), is_first: true }
+        let (next, away, missed) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
+        Self { severity: Severity::Note, since: 0, next, away, missed, is_first: true }
     }
 }
 
@@ -159,14 +170,15 @@ impl Heard {
         let mut events = Vec::new();
         for (_, node) in cluster.nodes.iter().enumerate().filter(|(index, _)| only.is_empty() || only.contains(index)) {
             let name = output::clean(cluster.name(node));
-            let (session, report) = match &node.answer {
-                Ok(answer) => answer,
+            let found = match self.read(node).await {
+                Ok(found) => found,
                 Err(fault) => {
+                    let text = output::clean(&fault.kind.to_string());
                     if cluster.exclusion(node).is_none()
-                        && self.away.insert(node.address.clone(), fault.clone()).is_none()
+                        && self.away.insert(node.address.clone(), fault).is_none()
                         && !self.is_first
                     {
-                        events.push(here(&name, Severity::Error, output::clean(&fault.kind.to_string())));
+                        events.push(here(&name, Severity::Error, text));
                     }
                     continue;
                 }
@@ -174,17 +186,17 @@ impl Heard {
             if self.away.remove(&node.address).is_some() {
                 events.push(here(&name, Severity::Note, "answers again".into()));
             }
-            let before =
-                self.next.get(&node.address).filter(|(run, _)| *run == report.instance).map_or(0, |(_, next)| *next);
-            // A node that is lost between the two requests is reported as unreachable by the next read.
-            let Ok(found) = inspect::whole_log(session, before, self.severity.level()).await else { continue };
-            self.next.insert(node.address.clone(), (report.instance, found.next));
-            if found.missed > 0 && !self.is_first {
-                events.push(here(
-                    &name,
-                    Severity::Warning,
-                    format!("{} log lines were dropped before they were read", found.missed),
-                ));
+            match found.missed {
+                0 => {}
+                missed if self.is_first => {
+                    if self.lacks_lines(node).await {
+                        self.missed.push((name.clone(), missed));
+                    }
+                }
+                missed => {
+                    let text = format!("{missed} log lines were dropped before they were read");
+                    events.push(here(&name, Severity::Warning, text));
+                }
             }
             events.extend(found.lines.into_iter().map(|line| ClusterEvent::of(&name, line)));
         }
@@ -192,6 +204,27 @@ impl Heard {
         events.retain(|event| event.unix_ms >= self.since && event.severity >= self.severity);
         events.sort_by_key(|event| event.unix_ms);
         Ok(events)
+    }
+
+    /// Whether lines that a node has dropped may be later than `since`. Its oldest line may have another severity than
+    /// the lines that were read.
+    async fn lacks_lines(&self, node: &ClusterNode) -> bool {
+        match node.session() {
+            Ok(session) if self.since > 0 => {
+                let begin = inspect::log_begin(&session).await.ok().flatten();
+                begin.is_none_or(|begin| begin >= self.since)
+            }
+            _ => true,
+        }
+    }
+
+    /// The lines of a node that were not read yet.
+    async fn read(&mut self, node: &ClusterNode) -> Result<LogLines, Fault> {
+        let (session, report) = node.answer.as_ref().map_err(Clone::clone)?;
+        let before = self.next.get(&node.address).filter(|(run, _)| *run == report.instance);
+        let found = inspect::whole_log(session, before.map_or(0, |(_, next)| *next), self.severity.level()).await?;
+        self.next.insert(node.address.clone(), (report.instance, found.next));
+        Ok(found)
     }
 }
 
@@ -202,6 +235,8 @@ fn here(node: &str, severity: Severity, text: String) -> ClusterEvent {
 
 #[cfg(test)]
 mod tests {
+    use protocol::message::RequestBody;
+
     use super::*;
     use crate::client::fake_node::{FakeNode, Script};
 
@@ -219,9 +254,32 @@ mod tests {
         assert!(heard.from(&cluster, &[]).await.expect("both answer").is_empty(), "no event is reported twice");
         let mut bad = Heard { severity: Severity::Warning, ..Heard::default() };
         assert_eq!(bad.from(&cluster, &[1]).await.expect("it answers").len(), 1);
+        // Its daemon ends between the report and the log.
+        let (session, _) = cluster.nodes[1].answer.as_ref().expect("it answers");
+        let mut reply = session.ask(RequestBody::Restart).await.expect("it answers");
+        reply.next("a restart", Duration::from_secs(10)).await.expect("it restarts");
+        let mut first = Heard::default();
+        assert_eq!(first.from(&cluster, &[]).await.expect("one answers").len(), 2);
+        assert_eq!(first.away.keys().collect::<Vec<_>>(), [&two.address]);
         drop(two);
         let gone = Cluster::dial(&[one.address.clone(), "127.0.0.1:1".into()]).await;
         let events = heard.from(&gone, &[]).await.expect("one answers");
         assert!(matches!(&events[..], [event] if event.severity == Severity::Error), "{events:?}");
+    }
+
+    #[tokio::test]
+    async fn dropped_lines_are_reported_only_if_they_may_be_recent_enough() {
+        let node = FakeNode::start("pi1", Script { lines_dropped: 9, ..Script::default() }).await;
+        let cluster = Cluster::dial(std::slice::from_ref(&node.address)).await;
+        let missed = async |since: u64, severity: Severity| {
+            let mut heard = Heard { since, severity, ..Heard::default() };
+            heard.from(&cluster, &[]).await.expect("it answers");
+            heard.missed
+        };
+        let all = vec![("pi1".to_owned(), 9)];
+        assert_eq!(missed(0, Severity::Note).await, all);
+        assert_eq!(missed(500, Severity::Warning).await, all);
+        // The oldest line, of 1000, is a note.
+        assert!(missed(1500, Severity::Warning).await.is_empty());
     }
 }

@@ -6,7 +6,7 @@ use common::{
 };
 use serde_json::{Value, json};
 use telemetry::{NodeReport, NodeState, Warning};
-use topology::Exclusions;
+use topology::{Exclusions, Layout};
 
 use crate::cli::{
     Failure,
@@ -19,6 +19,7 @@ use crate::cli::{
 };
 use crate::{
     client::cluster::{Cluster, ClusterNode},
+    operator::groups::groups,
     view::format::wrap_words,
 };
 
@@ -52,14 +53,24 @@ pub(super) fn see(cluster: &Cluster, paper: Paper) -> Seen {
         report: node.answer.as_ref().map(|(_, report)| report.clone()).map_err(Clone::clone),
     };
     let answers: Vec<NodeAnswer> = cluster.nodes.iter().map(answer).collect();
-    let nodes: Value = answers.iter().map(|answer| object(&answer.address, &answer.report)).collect();
+    let nodes = cluster.nodes.iter().zip(&answers).map(|(node, answer)| {
+        let mut object = object(&answer.address, &answer.report);
+        if answer.report.is_err() {
+            object["node"] = json!(answer.name);
+        }
+        object["out"] = json!(cluster.exclusion(node));
+        object
+    });
+    let nodes: Value = nodes.collect();
+    let restoring: Value = reduced(reports(&answers)).iter().map(ReducedTopology::object).collect();
     // An excluded node does not count as missing.
     let missed = cluster.nodes.iter().filter(|node| cluster.exclusion(node).is_none());
     let failed = missed.filter_map(|node| node.answer.as_ref().err()).next();
     let code = failed.map_or(0, |fault| Failure::from(fault.clone()).code());
     let cordoned: Vec<&str> =
         cluster.nodes.iter().filter(|node| cluster.is_cordoned(node)).map(|node| cluster.name(node)).collect();
-    Seen { lines: lines(&answers, &cluster.exclusions, &cordoned, paper), object: json!({"nodes": nodes}), code }
+    let lines = lines(&answers, &cluster.exclusions, &cordoned, paper);
+    Seen { lines, object: json!({"nodes": nodes, "restoring": restoring}), code }
 }
 
 /// A node's address and name, and its report or the reason why there is none.
@@ -67,6 +78,11 @@ struct NodeAnswer {
     address: String,
     name: String,
     report: Result<NodeReport, Fault>,
+}
+
+/// The reports of the nodes that answered.
+fn reports(answers: &[NodeAnswer]) -> impl Iterator<Item = &NodeReport> + Clone {
+    answers.iter().filter_map(|answer| answer.report.as_ref().ok())
 }
 
 /// A node as a JSON object.
@@ -92,8 +108,7 @@ fn serves(report: &NodeReport) -> bool {
 /// The epoch that the other nodes serve without this node, if it still holds an earlier epoch that failed when they
 /// left it.
 fn left(report: &NodeReport, answers: &[NodeAnswer]) -> Option<Epoch> {
-    let reports = answers.iter().filter_map(|answer| answer.report.as_ref().ok());
-    let latest = reports.filter(|other| serves(other)).max_by_key(|other| other.epoch)?;
+    let latest = reports(answers).filter(|other| serves(other)).max_by_key(|other| other.epoch)?;
     let (topology, ..) = latest.topology.as_ref()?;
     let is_member = topology.members.iter().any(|member| member.name == report.name);
     (report.fault.is_some() && latest.epoch > report.epoch && !is_member).then_some(latest.epoch)
@@ -171,8 +186,7 @@ fn lines(answers: &[NodeAnswer], exclusions: &Exclusions, cordoned: &[&str], pap
         lines.push(row);
         lines.extend(below.iter().flat_map(|note| indented(&output::clean(note), paper.room)));
     }
-    let reports = answers.iter().filter_map(|answer| answer.report.as_ref().ok());
-    lines.extend(lacking(reports).map(|line| output::clean(&line)));
+    lines.extend(reduced(reports(answers)).iter().map(|reduced| output::clean(&reduced.line())));
     lines
 }
 
@@ -186,17 +200,39 @@ fn indented(note: &str, room: usize) -> Vec<String> {
     parts.into_iter().map(|part| format!("{:INDENT$}{}", "", note[part].trim_end())).collect()
 }
 
-/// Reports the desired topology and its missing nodes, if another topology serves until they are back. A node that left
-/// may still report an earlier epoch.
-fn lacking<'a>(reports: impl Iterator<Item = &'a NodeReport>) -> Option<String> {
-    let report = reports.filter(|report| serves(report)).max_by_key(|report| report.epoch)?;
-    let (topology, ..) = report.topology.as_ref()?;
-    let desired = report.desired.as_ref()?;
-    let names = desired.members.iter().map(|member| member.name.as_str());
-    let names: Vec<&str> = names.filter(|name| !topology.members.iter().any(|member| member.name == *name)).collect();
-    let (asked, now, names) = (desired.layout, topology.layout, names.join(", "));
-    let missing = if names.is_empty() { String::new() } else { format!("; missing: {names}") };
-    Some(format!("{now} serves until {asked} can be restored{missing}"))
+/// A topology that serves until the desired one can be restored.
+#[derive(Debug)]
+struct ReducedTopology {
+    now: Layout,
+    desired: Layout,
+    /// Names of the desired members that it lacks.
+    missing: Vec<String>,
+}
+
+impl ReducedTopology {
+    fn line(&self) -> String {
+        let Self { now, desired, missing } = self;
+        let missing = if missing.is_empty() { String::new() } else { format!("; missing: {}", missing.join(", ")) };
+        format!("{now} serves until {desired} can be restored{missing}")
+    }
+
+    fn object(&self) -> Value {
+        let Self { now, desired, missing } = self;
+        json!({"topology": now.to_string(), "desired": desired.to_string(), "missing": missing})
+    }
+}
+
+/// The topologies of all groups that serve until the desired ones can be restored. A node that left may still report an
+/// earlier one.
+fn reduced<'a>(reports: impl Iterator<Item = &'a NodeReport> + Clone) -> Vec<ReducedTopology> {
+    let groups = groups(reports.filter(|report| serves(report))).into_iter();
+    let reduced = groups.filter_map(|group| {
+        let desired = group.desired()?;
+        let missing = desired.members.iter().filter(|member| !group.has(&member.name));
+        let missing = missing.map(|member| member.name.clone()).collect();
+        Some(ReducedTopology { now: group.topology.layout, desired: desired.layout, missing })
+    });
+    reduced.collect()
 }
 
 fn row(answer: &NodeAnswer, report: &NodeReport, has_left: bool, out: Option<&'static str>) -> Vec<TableCell> {
@@ -218,11 +254,17 @@ fn row(answer: &NodeAnswer, report: &NodeReport, has_left: bool, out: Option<&'s
         or_dash(place.map(|(.., rank)| rank.to_string())),
         (report.shard.to_string(), None),
         (report.memory_resident.to_string(), None),
-        or_dash(health.memory.map(|memory| memory.available.to_string())),
+        or_dash(free(report)),
         or_dash(health.temperature.map(|celsius| format!("{:.1}", celsius.0))),
         or_dash(clock),
         (if words.is_empty() { "ok".into() } else { words.join(", ") }, worst.map(Shade::from)),
     ]
+}
+
+/// The memory that a shard may take next to the current one: the limit of the settings, or all that is available.
+fn free(report: &NodeReport) -> Option<String> {
+    let (available, free) = (report.health.memory?.available, report.free_next_to_shard()?);
+    Some(if free < available { format!("max {free}") } else { free.to_string() })
 }
 
 /// The row of a node that does not answer.
@@ -244,10 +286,12 @@ mod tests {
     use common::{
         fault::{FaultKind, Loss},
         ids::MemberIndex,
+        units::Bytes,
     };
     use topology::Topology;
 
     use super::*;
+    use crate::client::fake_node::{FakeNode, Script};
     use crate::fixtures::{name, running, topology};
 
     #[test]
@@ -262,12 +306,21 @@ mod tests {
         };
         let mut earlier = topology();
         earlier.members.truncate(1);
-        let told = |reports: &[NodeReport]| lacking(reports.iter());
-        let line = told(&[of(3, 7, &earlier, true), of(0, 8, &rest, true)]).expect("a node is missing");
-        assert!(line.ends_with(&format!("; missing: {}", name(3))), "{line}");
-        let complete = told(&[of(0, 8, &topology(), true)]).expect("it is not the desired layout");
-        assert!(complete.ends_with("can be restored"), "{complete}");
-        assert_eq!(told(&[of(3, 7, &earlier, true), of(0, 8, &topology(), false)]), None);
+        let told = |reports: &[NodeReport]| -> Vec<String> {
+            reduced(reports.iter()).iter().map(ReducedTopology::line).collect()
+        };
+        let lines = told(&[of(3, 7, &earlier, true), of(0, 8, &rest, true)]);
+        assert!(matches!(&lines[..], [line] if line.ends_with(&format!("; missing: {}", name(3)))), "{lines:?}");
+        let lines = told(&[of(0, 8, &topology(), true)]);
+        assert!(matches!(&lines[..], [line] if line.ends_with("can be restored")), "{lines:?}");
+        assert_eq!(told(&[of(3, 7, &earlier, true), of(0, 8, &topology(), false)]), [""; 0]);
+        // A group with another model, on other nodes.
+        let mut other = topology();
+        other.model = "other.gguf".into();
+        other.members.drain(..2);
+        let mut first = topology();
+        first.members.truncate(2);
+        assert_eq!(told(&[of(0, 8, &first, true), of(2, 7, &other, true)]).len(), 2);
     }
 
     /// Reports of nodes at `pi0:9999` and so on.
@@ -278,6 +331,19 @@ mod tests {
 
     fn shown(answers: &[NodeAnswer], room: usize) -> Vec<String> {
         lines(answers, &Exclusions::default(), &[], Paper { room, colours: false })
+    }
+
+    #[tokio::test]
+    async fn objects_have_names_and_exclusions_of_silent_nodes() {
+        let node = FakeNode::start("pi1", Script::default()).await;
+        let away = "127.0.0.1:1";
+        let mut cluster = Cluster::dial(&[node.address.clone(), away.into()]).await;
+        let object = see(&cluster, Paper::PLAIN).object;
+        assert_eq!((&object["nodes"][1]["node"], &object["nodes"][1]["out"]), (&json!(away), &Value::Null));
+        assert_eq!((&object["nodes"][0]["out"], &object["restoring"]), (&Value::Null, &json!([])));
+        cluster.exclusions.say("pi2", away, Some("dead"), "me@here");
+        let silent = see(&cluster, Paper::PLAIN).object["nodes"][1].take();
+        assert_eq!((&silent["node"], &silent["out"]["reason"]), (&json!("pi2"), &json!("dead")));
     }
 
     #[test]
@@ -295,6 +361,13 @@ mod tests {
             let text = shown(&[serving(), answer(1, Ok(own))], usize::MAX).join("\n");
             assert!(text.contains("waits for pi0") && text.contains("pi0: lost"), "{text}");
         }
+    }
+
+    #[test]
+    fn limit_below_the_available_memory_is_shown_as_free() {
+        let limits = [None, Some(5), Some(1)].map(|gib: Option<u64>| gib.map(|gib| Bytes(gib << 30)));
+        let found = limits.map(|memory_max| free(&NodeReport { memory_max, ..running(0, NodeState::Ready, false) }));
+        assert_eq!(found.map(Option::unwrap_or_default), ["3.0 GiB", "3.0 GiB", "max 1.0 GiB"]);
     }
 
     #[test]

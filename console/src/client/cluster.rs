@@ -116,6 +116,16 @@ impl Cluster {
         self.exclusion(node).is_some() && self.topology_of(name).is_some_and(|group| group.has(name))
     }
 
+    /// Whether a node may be a member of a topology: it is not excluded, or only cordoned.
+    pub fn may_be_member(&self, node: &ClusterNode) -> bool {
+        self.exclusion(node).is_none_or(|entry| entry.is_cordon)
+    }
+
+    /// The nodes that do not answer and are not excluded: they may hold what no other node reports.
+    pub fn silent(&self) -> impl Iterator<Item = &ClusterNode> {
+        self.nodes.iter().filter(|node: &&ClusterNode| node.answer.is_err() && self.may_be_member(node))
+    }
+
     /// The entries of excluded nodes.
     pub fn out(&self) -> impl Iterator<Item = &Exclusion> {
         self.nodes.iter().filter_map(|node| self.exclusion(node))

@@ -157,11 +157,8 @@ impl Subject {
 
     /// The address of the head of its replica, as listed.
     fn head(&self, cluster: &Cluster) -> Option<String> {
-        let TopologyGroup { topology, .. } = cluster.topology_of(&self.name)?;
-        let place = topology.members.iter().position(|member| member.name == self.name)?;
-        let replica = topology.layout.replica_of(MemberIndex(place as u16));
-        let head = &topology.members[topology.layout.members(replica).start].name;
-        cluster.find(head).map(|node| cluster.nodes[node].address.clone())
+        let head = cluster.topology_of(&self.name)?.topology.head_of(&self.name)?;
+        cluster.find(&head.name).map(|node| cluster.nodes[node].address.clone())
     }
 
     /// Sends the entry to all nodes. A majority of `voters` must store it. Returns the nodes that cannot.
@@ -367,17 +364,21 @@ pub async fn drain(cluster: &Cluster, name: &str, tell: &(dyn Fn(OperateEvent) +
 /// Like [`drain`]; `stop` ends the wait.
 ///
 /// # Errors
-/// Its head is not among the given nodes.
+/// Its head is not among the given nodes, or does not answer.
 pub async fn drain_until(
     cluster: &Cluster,
     name: &str,
     stop: &CancellationToken,
     tell: &(dyn Fn(OperateEvent) + Sync),
 ) -> Result<bool, Fault> {
-    let Some(TopologyGroup { topology, .. }) = cluster.topology_of(name) else { return Ok(true) };
-    let Some(place) = topology.members.iter().position(|member| member.name == name) else { return Ok(true) };
-    let replica = topology.layout.replica_of(MemberIndex(place as u16));
-    let head = &topology.members[topology.layout.members(replica).start].name;
+    let Some(group) = cluster.topology_of(name) else {
+        // If it does not answer, it may hold a topology that no other node reports.
+        if let Some(node) = cluster.find(name) {
+            cluster.nodes[node].session()?;
+        }
+        return Ok(true);
+    };
+    let Some(Member { name: head, .. }) = group.topology.head_of(name) else { return Ok(true) };
     let Some(node) = cluster.find(head) else {
         let reason = format!("its head {head} is not among the given nodes: name all nodes with --nodes");
         return Err(Fault::new(name, FaultKind::ParameterInvalid { reason }));

@@ -58,6 +58,14 @@ pub async fn whole_log(session: &Session, after: u64, level: LogLevel) -> Result
     Ok(all)
 }
 
+/// The time of the oldest stored line of a node's log, in milliseconds since 1970; `None` if no line is stored.
+///
+/// # Errors
+/// The node does not answer.
+pub async fn log_begin(session: &Session) -> Result<Option<u64>, Fault> {
+    Ok(log(session, 0, LogLevel::Trace).await?.lines.first().map(|line| line.unix_ms))
+}
+
 /// A node's settings as TOML, without secrets.
 ///
 /// # Errors

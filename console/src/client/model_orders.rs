@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     catalogue::ENTRIES,
-    operator::{fit::fit, model_order::ModelEvent, planner_query::PlannerNode},
+    operator::{fit::fit, model_order::ModelEvent, planner_query::PlannerNode, transfer::TransferReport},
 };
 
 /// The number of the latest query for fits; older ones end early.
@@ -78,8 +78,10 @@ pub(super) async fn pull_until(
     events: Sender<ClientEvent>,
 ) {
     let progress = events.clone();
-    let tell: Arc<PullProgress> = Arc::new(move |index, step, done, total| {
+    let tell: Arc<PullProgress> = Arc::new(move |index, report: TransferReport| {
         let Some(node) = places.get(index).copied() else { return };
+        // Models of the catalogue are single files, whose totals are exact.
+        let TransferReport { step, done, total, .. } = report;
         // A dashboard that falls behind misses a step of the bar, but no other event.
         drop(progress.try_send(ClientEvent::Model(ModelEvent::Pulling { node, step, done, total })));
     });
@@ -89,7 +91,7 @@ pub(super) async fn pull_until(
         for address in &addresses {
             sessions.push(Arc::new(session::open(address).await?));
         }
-        pull::pull(&sessions, &Download { url, model, sha256: None }, &tell).await
+        pull::pull(&sessions, &Download::of(&url, &model), &tell).await?.complete()
     };
     let event = tokio::select! {
         () = stop.cancelled() => ModelEvent::Cancelled,

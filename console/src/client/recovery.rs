@@ -51,23 +51,32 @@ pub async fn standings(cluster: &Cluster) -> Vec<Option<(Arc<Session>, Standing)
     found
 }
 
-/// Lets the nodes that answer continue without the members that do not. Returns their names.
+/// What nodes have answered to a take-over.
+#[derive(Clone, Debug, Default)]
+pub struct TakenOver {
+    /// Names of those that may continue.
+    pub told: Vec<String>,
+    /// Faults of those that refuse: they hold no topology, or serve.
+    pub refused: Vec<Fault>,
+}
+
+/// Lets the nodes that answer continue without the members that do not.
 ///
 /// # Errors
 /// None of them holds a topology.
-pub async fn take_over(cluster: &Cluster) -> Result<Vec<String>, Fault> {
-    let (mut names, mut first) = (Vec::new(), None);
-    for (session, standing) in standings(cluster).await.into_iter().flatten() {
+pub async fn take_over(cluster: &Cluster) -> Result<TakenOver, Fault> {
+    let mut answers = TakenOver::default();
+    for session in cluster.nodes.iter().filter_map(|node| node.session().ok()) {
         match tell(&session, RecoveryAsk::TakeOver).await {
-            Ok(()) => names.push(standing.name),
-            Err(fault) => drop(first.get_or_insert(fault)),
+            Ok(()) => answers.told.push(session.identity.name.clone()),
+            Err(fault) => answers.refused.push(fault),
         }
     }
-    if names.is_empty() {
-        Err(first.unwrap_or_else(|| Fault::new("console", FaultKind::NotServing { state: "away".into() })))
-    } else {
-        Ok(names)
+    if answers.told.is_empty() {
+        let away = Fault::new("console", FaultKind::NotServing { state: "away".into() });
+        return Err(answers.refused.into_iter().next().unwrap_or(away));
     }
+    Ok(answers)
 }
 
 /// The latest rolling restart that any node stores.

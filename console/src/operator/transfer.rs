@@ -8,6 +8,26 @@ use protocol::models::Step;
 /// A rate is shown after this time.
 const RATE_AFTER: Duration = Duration::from_secs(1);
 
+/// What a node reports about the files that it receives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TransferReport {
+    /// What it does.
+    pub step: Step,
+    /// Bytes that have arrived, or were read.
+    pub done: Bytes,
+    /// All bytes, if known.
+    pub total: Option<Bytes>,
+    /// Whether the total is an estimate: only some of the files have a known size.
+    pub is_estimate: bool,
+}
+
+impl TransferReport {
+    /// A report whose total, if there is one, is exact.
+    pub fn exact(step: Step, done: Bytes, total: Option<Bytes>) -> Self {
+        Self { step, done, total, is_estimate: false }
+    }
+}
+
 /// The progress of one node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lane {
@@ -16,6 +36,7 @@ pub struct Lane {
     step: Option<Step>,
     done: Bytes,
     total: Option<Bytes>,
+    is_estimate: bool,
     /// When the step began, and the bytes that were there then.
     begun: (Duration, Bytes),
     /// The tenth that [`Self::line`] returned last.
@@ -35,26 +56,33 @@ fn word(step: Step) -> &'static str {
 impl Lane {
     /// A node that has not reported yet.
     pub fn new(name: String) -> Self {
-        Self { name, step: None, done: Bytes(0), total: None, begun: (Duration::ZERO, Bytes(0)), tenth: None }
+        let begun = (Duration::ZERO, Bytes(0));
+        Self { name, step: None, done: Bytes(0), total: None, is_estimate: false, begun, tenth: None }
     }
 
     /// Takes a report.
-    pub fn tell(&mut self, now: Duration, step: Step, done: Bytes, total: Option<Bytes>) {
+    pub fn tell(&mut self, now: Duration, report: TransferReport) {
+        let TransferReport { step, done, total, is_estimate } = report;
         if self.step.replace(step) != Some(step) {
             self.begun = (now, done);
         }
-        (self.done, self.total) = (done, total);
+        (self.done, self.total, self.is_estimate) = (done, total, is_estimate);
+    }
+
+    /// The word in front of figures that follow from an estimated total.
+    fn about(&self) -> &'static str {
+        if self.is_estimate { "about " } else { "" }
     }
 
     /// The line to print without a terminal, unless the last one said the same.
     pub fn line(&mut self, model: &str) -> Option<String> {
         let step = self.step?;
         // If the total is unknown, report every 64 MiB.
-        let tenth = self.total.map_or(self.done.0 >> 26, |total| 10 * self.done.0 / total.0.max(1));
+        let tenth = self.total.map_or(self.done.0 >> 26, |total| self.done.0.saturating_mul(10) / total.0.max(1));
         if self.tenth.replace((step, tenth)) == Some((step, tenth)) {
             return None;
         }
-        let of = self.total.map(|total| format!(" of {total}")).unwrap_or_default();
+        let of = self.total.map(|total| format!(" of {}{total}", self.about())).unwrap_or_default();
         Some(format!("{}: {} {model}, {}{of}", self.name, word(step), self.done))
     }
 
@@ -91,7 +119,7 @@ pub fn picture(model: &str, lanes: &[Lane], now: Duration) -> String {
     let towards = if step == Step::Hashing { "on" } else { "to" };
     let mut text = format!("{} {model} {towards} {}", word(step), names.join(", "));
     match share(lanes) {
-        Some(share) => text.push_str(&format!("  {} %", (share * 100.0) as u64)),
+        Some(share) => text.push_str(&format!("  {}{} %", slowest.about(), (share * 100.0) as u64)),
         None => text.push_str(&format!("  {}", Bytes(active.iter().map(|lane| lane.done.0).sum()))),
     }
     let rate: f64 = active.iter().map(|lane| lane.rate(now)).sum();
@@ -117,8 +145,8 @@ mod tests {
     fn lane(name: &str, step: Step, done: u64) -> Lane {
         let mut lane = Lane::new(name.into());
         let total = Some(Bytes(400_000_000));
-        lane.tell(Duration::ZERO, step, Bytes(0), total);
-        lane.tell(Duration::ZERO, step, Bytes(done), total);
+        lane.tell(Duration::ZERO, TransferReport::exact(step, Bytes(0), total));
+        lane.tell(Duration::ZERO, TransferReport::exact(step, Bytes(done), total));
         lane
     }
 
@@ -138,11 +166,23 @@ mod tests {
     }
 
     #[test]
+    fn figures_of_an_estimated_total_are_marked() {
+        let mut one = lane("pi1", Step::Downloading, 100_000_000);
+        let report = TransferReport::exact(Step::Downloading, Bytes(100_000_000), Some(Bytes(800_000_000)));
+        one.tell(Duration::ZERO, TransferReport { is_estimate: true, ..report });
+        assert!(one.line("big").is_some_and(|line| line.contains(" of about ")), "{one:?}");
+        assert_eq!(picture("big", std::slice::from_ref(&one), Duration::ZERO), "downloading big to pi1  about 12 %");
+        one.tell(Duration::ZERO, report);
+        assert_eq!(picture("big", &[one], Duration::ZERO), "downloading big to pi1  12 %");
+    }
+
+    #[test]
     fn lines_without_a_terminal_come_per_tenth() {
         let mut lane = lane("pi1", Step::Copying, 0);
         let mut said = Vec::new();
         for percent in 0..=100 {
-            lane.tell(Duration::ZERO, Step::Copying, Bytes(percent * 4_000_000), Some(Bytes(400_000_000)));
+            let (done, total) = (Bytes(percent * 4_000_000), Some(Bytes(400_000_000)));
+            lane.tell(Duration::ZERO, TransferReport::exact(Step::Copying, done, total));
             said.extend(lane.line("m.gguf"));
         }
         assert_eq!(said.len(), 11);

@@ -16,7 +16,7 @@ use crate::{
         desired::{SLOTS_DEFAULT, TopologyRequest},
         model_order::{ModelEvent, ModelOrder},
         planner_query::share_a_machine,
-        transfer::Lane,
+        transfer::{Lane, TransferReport},
     },
     state::{
         AssignmentStatus, State,
@@ -241,7 +241,7 @@ pub(super) fn on_event(state: &mut State, event: ModelEvent) -> Vec<Effect> {
             if let Some(pull) = &mut state.models.pull
                 && let Some(place) = pull.nodes.iter().position(|place| *place == node)
             {
-                pull.lanes[place].tell(now, step, done, total);
+                pull.lanes[place].tell(now, TransferReport::exact(step, done, total));
             }
             return Vec::new();
         }

@@ -112,6 +112,12 @@ impl Topology {
         &self.members[self.layout.members(replica)]
     }
 
+    /// The head of the replica of the member with this name; `None` if there is no such member.
+    pub fn head_of(&self, name: &str) -> Option<&Member> {
+        let place = self.members.iter().position(|member| member.name == name)?;
+        self.replica(self.layout.replica_of(MemberIndex(place as u16))).first()
+    }
+
     /// The member with this rank in the replica of `of`.
     pub fn peer(&self, of: MemberIndex, rank: Rank) -> Option<&Member> {
         self.members.get(self.layout.peer(of, rank).index())
@@ -285,6 +291,15 @@ mod tests {
             context_length: 128,
             slots: 1,
         }
+    }
+
+    #[test]
+    fn head_of_a_member_is_the_first_of_its_replica() {
+        let topology = topology("dp2-pp2-tp3", &[0..5, 5..8]);
+        let head = |name: &str| topology.head_of(name).map(|head| head.name.as_str());
+        let heads = ["pi0", "pi5", "pi6", "pi11"].map(head);
+        assert_eq!(heads, [Some("pi0"), Some("pi0"), Some("pi6"), Some("pi6")]);
+        assert_eq!(head("pi12"), None);
     }
 
     #[test]

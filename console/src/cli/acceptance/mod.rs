@@ -38,6 +38,8 @@ pub(crate) use options::Acceptance;
 
 /// Exit code if a goal was missed: that of warnings.
 const MISSED: u8 = 6;
+/// Exit code if a step of this run failed: the report lacks figures that were asked for.
+const FAILED: u8 = 1;
 
 /// Runs the command.
 pub(crate) async fn run(options: Acceptance) -> Result<u8, Failure> {
@@ -62,14 +64,20 @@ pub(crate) async fn run(options: Acceptance) -> Result<u8, Failure> {
         output::note("next: start what is missing and run the command again; it restores them at its end");
     }
     let report = bed.finish();
-    tested?;
+    let failed = tested?;
     restored?;
     output::note(&output::clean(&format!(
         "the report is in {} and {}",
         files.markdown().display(),
         files.json().display()
     )));
-    Ok(show(&report, options.json))
+    let code = show(&report, options.json);
+    if failed.is_empty() {
+        return Ok(code);
+    }
+    let names: Vec<&str> = failed.iter().map(|step| step.name()).collect();
+    output::note(&format!("failed: {}; next: run the command again, it repeats these steps", names.join(", ")));
+    Ok(FAILED)
 }
 
 /// Prints a report, and returns the exit code.

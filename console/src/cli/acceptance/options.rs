@@ -17,7 +17,7 @@ use crate::{
 #[command(after_help = "Examples:\n  console acceptance --model llama-3.2-1b\n  console acceptance --ssh --llama-cpp \
     /usr/local/bin/llama-server --llama-on pi1\n  console acceptance --again links,all\n  console acceptance --show \
     acceptance.json\n\nThe test replaces the running topology, and restores it at the end, after a failure and after \
-    Ctrl-C. Exit code 6: a goal was missed.")]
+    Ctrl-C. Exit code 6: a goal was missed; 1: a step failed.")]
 pub(crate) struct Acceptance {
     #[command(flatten)]
     pub(super) nodes: Nodes,

@@ -48,7 +48,7 @@ pub(super) async fn prepare(options: &Acceptance, files: &ReportFiles) -> Result
         Some(report) => return Err(other(files, &report)),
         None => AcceptanceReport::new(&supply.model, names, now()),
     };
-    let selection = Selection {
+    let mut selection = Selection {
         only: options.only.clone(),
         again: options.again.clone(),
         nodes: sessions.len(),
@@ -57,7 +57,11 @@ pub(super) async fn prepare(options: &Acceptance, files: &ReportFiles) -> Result
         no_llama: llama::obstacle(options, &supply.model),
         no_recovery: recovery::obstacle(options, &reached.cluster),
     };
-    let planned = plan(&selection, &report);
+    let mut planned = plan(&selection, &report);
+    if options.ssh && running(&planned).contains(&AcceptanceStep::Recovery) {
+        selection.no_recovery = recovery::ssh_obstacle(&named).await;
+        planned = plan(&selection, &report);
+    }
     let steps = running(&planned);
     let mut bed = TestBed::new(named, report, files.clone());
     for (step, what) in &planned {

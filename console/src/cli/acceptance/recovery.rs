@@ -1,7 +1,7 @@
 //! The step that loses a node during an answer, and measures how the answer continues.
 use std::{process::Stdio, sync::Arc, time::Duration};
 
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use protocol::message::Generate;
 use tokio::{
     process::Command,
@@ -17,7 +17,7 @@ use super::{
     bed::TestBed,
 };
 use crate::{
-    cli::Failure,
+    cli::{Failure, shared::stderr::last_line},
     client::{
         cluster::{Cluster, ClusterNode},
         event::GenerateEvent,
@@ -34,6 +34,10 @@ use crate::{
     },
 };
 
+/// Time limit for a login over ssh.
+const LOGIN: Duration = Duration::from_secs(20);
+/// The command that kills the daemon, without `sudo`.
+const KILLS: [&str; 5] = ["systemctl", "kill", "-s", "KILL", "brambled"];
 /// Time limit for the command that kills the daemon.
 const KILL: Duration = Duration::from_secs(30);
 /// Time limit for all nodes to serve the topology again.
@@ -60,6 +64,40 @@ pub(super) fn obstacle(options: &Acceptance, cluster: &Cluster) -> Option<String
     let is_killed = options.ssh || options.kill_command.is_some();
     let loose = reports().find(|report| !report.supervised).filter(|_| !is_killed)?;
     Some(format!("no supervisor would start {} again, and neither --ssh nor --kill-command is given", loose.name))
+}
+
+/// Why the daemon of a node cannot be killed over ssh: a node does not let this user log in, or run the command as root
+/// without a question. Checked before the test, because this step is its last one. `sudo -l COMMAND` runs nothing, and
+/// succeeds for users who may run only this command.
+pub(super) async fn ssh_obstacle(nodes: &[(String, String)]) -> Option<String> {
+    let order = [&["-l"][..], &KILLS].concat();
+    for (name, address) in nodes {
+        if let Err(reason) = finish(sudo_over_ssh(host(address), &order), LOGIN).await {
+            let next = "allow this command without a password there, or pass --kill-command";
+            return Some(format!("`sudo -n {}` over ssh on {name} {reason} ({next})", order.join(" ")));
+        }
+    }
+    None
+}
+
+/// A command as root on another machine, which can ask for nothing.
+fn sudo_over_ssh(host: &str, order: &[&str]) -> Command {
+    let mut command = Command::new("ssh");
+    command.args(["-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--", host, "sudo", "-n"]).args(order);
+    command
+}
+
+/// Runs a command to its end. An error follows the name of the command.
+async fn finish(mut command: Command, limit: Duration) -> Result<(), String> {
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
+    let ended = timeout(limit, command.output()).await;
+    let ended = ended.map_err(|_| format!("did not end within {} s", limit.as_secs()))?;
+    let ended = ended.map_err(|error| format!("cannot be started: {error}"))?;
+    if ended.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&ended.stderr);
+    Err(format!("failed with {}: {}", ended.status, last_line(&said)))
 }
 
 /// How the node is lost.
@@ -194,7 +232,7 @@ async fn stream(
 
 async fn carry_out(loss: &Loss, bed: &TestBed, name: &str, address: &str) -> Result<(), Failure> {
     let host = host(address);
-    let mut command = match loss {
+    let command = match loss {
         Loss::Restart => {
             let addresses: Vec<String> = bed.nodes.iter().map(|(_, address)| address.clone()).collect();
             let cluster = Cluster::dial(&addresses).await;
@@ -202,28 +240,14 @@ async fn carry_out(loss: &Loss, bed: &TestBed, name: &str, address: &str) -> Res
             begin(&cluster, &[which], 0).await?;
             return Ok(());
         }
-        Loss::Ssh => {
-            let mut command = Command::new("ssh");
-            command.args(["-o", "BatchMode=yes", "--", host, "sudo", "-n", "systemctl", "kill", "-s", "KILL"]);
-            command.arg("brambled");
-            command
-        }
+        Loss::Ssh => sudo_over_ssh(host, &KILLS),
         Loss::Shell(line) => {
             let mut command = Command::new("sh");
             command.args(["-c", line]).env("BRAMBLE_NODE", name).env("BRAMBLE_HOST", host);
             command
         }
     };
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
-    let ended = timeout(KILL, command.output()).await;
-    let ended = ended.map_err(|_| anyhow!("the command that kills {name} did not end within {} s", KILL.as_secs()))?;
-    let ended = ended.with_context(|| format!("cannot start the command that kills {name}"))?;
-    if ended.status.success() {
-        return Ok(());
-    }
-    let said = String::from_utf8_lossy(&ended.stderr);
-    let last = said.lines().last().unwrap_or_default();
-    Err(anyhow!("the command that kills {name} failed with {}: {last}", ended.status).into())
+    finish(command, KILL).await.map_err(|reason| anyhow!("the command that kills {name} {reason}").into())
 }
 
 /// Waits until all members serve the topology again; the time since the loss.

@@ -12,11 +12,16 @@ use crate::{
 /// Longest duration of a step, to which the length of the load is added.
 const STEP: Duration = Duration::from_secs(600);
 
-/// Runs the steps. A step that fails is stored with its reason, and the next one follows.
+/// Runs the steps. A step that fails is stored with its reason, and the next one follows. Returns those that failed.
 ///
 /// # Errors
 /// The report cannot be written.
-pub(super) async fn run(bed: &mut TestBed, options: &Acceptance, steps: &[AcceptanceStep]) -> Result<(), Failure> {
+pub(super) async fn run(
+    bed: &mut TestBed,
+    options: &Acceptance,
+    steps: &[AcceptanceStep],
+) -> Result<Vec<AcceptanceStep>, Failure> {
+    let mut failed = Vec::new();
     for (number, step) in steps.iter().enumerate() {
         output::note(&format!("step {} of {}, {step}: {}", number + 1, steps.len(), step.deed()));
         let begun = Instant::now();
@@ -31,10 +36,11 @@ pub(super) async fn run(bed: &mut TestBed, options: &Acceptance, steps: &[Accept
             let reason = bed.anonymous(&reason);
             output::note(&output::clean(&format!("{step} failed: {reason}")));
             bed.report.give_up(*step, begun.elapsed().as_secs_f64(), reason);
+            failed.push(*step);
         }
         bed.write()?;
     }
-    Ok(())
+    Ok(failed)
 }
 
 async fn measure(bed: &mut TestBed, options: &Acceptance, step: AcceptanceStep, begun: Instant) -> Result<(), Failure> {

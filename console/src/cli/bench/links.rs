@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     cli::{
         Failure,
-        shared::{interrupts::Interrupts, output, sessions::open},
+        shared::{interrupts::Interrupts, output, sessions::open_included},
     },
     client::network::{Effort, measure},
 };
@@ -40,12 +40,14 @@ pub(in crate::cli) struct Links {
 /// Runs the command. A signal closes its sessions, which ends the measurements on the nodes.
 pub(super) async fn run(options: Links) -> Result<u8, Failure> {
     check_count(options.nodes.len(), "given")?;
-    let found = Interrupts::listen()?.end(find(&options)).await?;
+    let MeasuredLinks { found, left_out } = Interrupts::listen()?.end(find(&options)).await?;
     if options.json {
         let nodes =
             found.iter().map(|(name, bench)| json!({"node": name, "links": bench.links, "incast": bench.incast}));
         let nodes: Vec<serde_json::Value> = nodes.collect();
-        output::line(&json!({"pings": options.pings, "stream_ms": options.stream_ms, "nodes": nodes}).to_string());
+        let object = json!({"pings": options.pings, "stream_ms": options.stream_ms, "nodes": nodes,
+            "left_out": left_out});
+        output::line(&object.to_string());
     } else {
         network_table(&found).iter().for_each(|line| output::line(&output::clean(line)));
     }
@@ -60,12 +62,21 @@ fn check_count(nodes: usize, which: &str) -> Result<(), Failure> {
     Err(Failure::Usage { message, next: "pass at least two: --nodes A,B" })
 }
 
-async fn find(options: &Links) -> Result<Vec<(String, NetworkBench)>, Failure> {
-    let sessions = open(&options.nodes).await?;
+/// The links of all nodes that are not excluded.
+struct MeasuredLinks {
+    /// The results, with the names of the nodes.
+    found: Vec<(String, NetworkBench)>,
+    /// Names of the excluded nodes.
+    left_out: Vec<String>,
+}
+
+async fn find(options: &Links) -> Result<MeasuredLinks, Failure> {
+    let (sessions, left_out) = open_included(&options.nodes).await?;
     check_count(sessions.len(), "not excluded")?;
     let effort = Effort { pings: options.pings, stream_ms: options.stream_ms, incast: !options.no_incast };
     let found = measure(&sessions, effort, &tell, &CancellationToken::new()).await?;
-    Ok(sessions.iter().map(|session| session.identity.name.clone()).zip(found).collect())
+    let found = sessions.iter().map(|session| session.identity.name.clone()).zip(found).collect();
+    Ok(MeasuredLinks { found, left_out })
 }
 
 /// Shows the current measurement if standard error is a terminal.

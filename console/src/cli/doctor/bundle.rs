@@ -166,6 +166,10 @@ async fn ask(
     let log = inspect::whole_log(session, 0, LogLevel::Trace).await;
     let mut timed = Timed::new();
     if let Ok(lines) = &log {
+        if lines.missed > 0 {
+            let why = format!("{} earlier lines are no longer in memory; see the journal of the node", lines.missed);
+            gathered.missing.push((format!("the beginning of {name}/log.txt"), why));
+        }
         timed.extend(
             lines
                 .lines

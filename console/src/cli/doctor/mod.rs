@@ -47,9 +47,11 @@ pub(super) struct Doctor {
 pub(super) struct Visit {
     pub(super) report: NodeReport,
     pub(super) examined: Examined,
+    /// Why its model files are not compared.
+    pub(super) unlisted: Option<Fault>,
 }
 
-/// Runs the command. Exit code 3 if a node does not answer, otherwise that of the worst finding, or 0.
+/// Runs the command.
 pub(super) async fn run(options: Doctor) -> Result<u8, Failure> {
     if let Some(file) = options.bundle {
         return bundle::run(file, &options.nodes.nodes, options.json).await;
@@ -64,9 +66,7 @@ pub(super) async fn run(options: Doctor) -> Result<u8, Failure> {
     } else {
         text::lines(visits, between, paint::is_on()).iter().for_each(|line| output::line(line));
     }
-    let findings = examination.findings();
-    let failed = examination.visits.into_iter().find_map(|(_, visit)| visit.err());
-    Ok(failed.map_or_else(|| exit_code(&findings), |fault| Failure::from(fault).code()))
+    Ok(examination.code())
 }
 
 /// All nodes, and how they differ from each other.
@@ -80,6 +80,25 @@ impl Examination {
     pub(super) fn findings(&self) -> Vec<Finding> {
         let visits = self.visits.iter().filter_map(|(_, visit)| visit.as_ref().ok());
         self.between.iter().cloned().chain(visits.flat_map(|visit| visit.report.health.findings())).collect()
+    }
+
+    /// Why nodes were not examined, or not completely.
+    pub(super) fn faults(&self) -> impl Iterator<Item = &Fault> {
+        self.visits.iter().filter_map(|(_, visit)| match visit {
+            Ok(visit) => visit.unlisted.as_ref(),
+            Err(fault) => Some(fault),
+        })
+    }
+
+    /// The exit code: that of a node that does not answer, otherwise that of the worst finding, otherwise that of a
+    /// node that cannot list its model files, or 0.
+    fn code(&self) -> u8 {
+        let silent = self.visits.iter().find_map(|(_, visit)| visit.as_ref().err());
+        let worst = exit_code(&self.findings());
+        match silent {
+            None if worst > 0 => worst,
+            _ => silent.or_else(|| self.faults().next()).map_or(0, |fault| Failure::from(fault.clone()).code()),
+        }
     }
 
     /// The findings as text.
@@ -116,20 +135,28 @@ pub(super) async fn visit(address: &str) -> Result<Visit, Fault> {
     let session = session::open(address).await?;
     let begun = (Instant::now(), SystemTime::now());
     let report = report(&session).await?;
+    let skew_ms = skew(begun.1, begun.0.elapsed(), report.unix_ms);
+    let (models, unlisted) = match files(&session).await {
+        Ok(models) => (Some(models), None),
+        Err(fault) => (None, Some(fault)),
+    };
     let examined = Examined {
         name: report.name.clone(),
         build: report.build.clone(),
         numeric: session.identity.numeric,
-        skew_ms: skew(begun.1, begun.0.elapsed(), report.unix_ms),
+        skew_ms,
         mtu: report.health.link.as_ref().and_then(|link| link.mtu),
-        models: files(&session).await,
+        models,
     };
-    Ok(Visit { report, examined })
+    Ok(Visit { report, examined, unlisted })
 }
 
-/// The complete model files of a node; `None`, and excluded from the comparison, if the node cannot list them.
-async fn files(session: &Session) -> Option<Vec<ExaminedModel>> {
-    let files = models::list(session).await.ok()?;
+/// The complete model files of a node.
+///
+/// # Errors
+/// The node cannot list them.
+async fn files(session: &Session) -> Result<Vec<ExaminedModel>, Fault> {
+    let files = models::list(session).await?;
     let whole = files.into_iter().filter(|file| file.state != FileState::Partial);
     let examined = whole.map(|ModelFile { model, identity, size, sha256, content, .. }| ExaminedModel {
         model,
@@ -138,7 +165,7 @@ async fn files(session: &Session) -> Option<Vec<ExaminedModel>> {
         sha256,
         content,
     });
-    Some(examined.collect())
+    Ok(examined.collect())
 }
 
 /// The node's clock minus this machine's clock in milliseconds, assuming that the node read its clock in the middle of
@@ -151,18 +178,46 @@ fn skew(begun: SystemTime, took: Duration, node_ms: u64) -> i64 {
 
 fn object(address: &str, visit: &Result<Visit, Fault>) -> Value {
     match visit {
-        Ok(Visit { report, examined }) => json!({
+        Ok(Visit { report, examined, unlisted }) => json!({
             "address": address, "name": report.name, "state": report.state.name(), "build": report.build,
             "numeric_version": examined.numeric, "skew_ms": examined.skew_ms,
             "health": report.health, "unread": report.health.unread(), "findings": report.health.findings(),
+            "models_error": unlisted.as_ref().map(Failure::error_object),
         }),
-        Err(fault) => json!({"address": address, "error": Failure::from(fault.clone()).json()["error"]}),
+        Err(fault) => json!({"address": address, "error": Failure::error_object(fault)}),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use common::{fault::FaultKind, units::Celsius};
+    use telemetry::Health;
+
     use super::*;
+    use crate::client::fake_node::idle_report;
+
+    /// A node with this temperature, which lists its model files unless there is a reason.
+    fn visited(celsius: f32, unlisted: Option<Fault>) -> Result<Visit, Fault> {
+        let health = Health { temperature: Some(Celsius(celsius)), ..Health::default() };
+        let report = NodeReport { health, ..idle_report("pi1") };
+        let (name, build) = (report.name.clone(), report.build.clone());
+        let examined = Examined { name, build, numeric: 1, skew_ms: 0, mtu: None, models: None };
+        Ok(Visit { report, examined, unlisted })
+    }
+
+    #[test]
+    fn silent_nodes_then_findings_decide_the_exit_code() {
+        let code = |visits: Vec<Result<Visit, Fault>>| {
+            let visits = visits.into_iter().map(|visit| ("pi1:9999".to_owned(), visit)).collect();
+            Examination { visits, between: Vec::new() }.code()
+        };
+        let slow = || Some(Fault::new("pi1", FaultKind::Timeout { what: "a list".into(), seconds: 20 }));
+        let silent = Err(Fault::new("pi2", FaultKind::Unreachable { address: "a".into(), reason: "r".into() }));
+        assert_eq!(code(vec![visited(50.0, None)]), 0);
+        assert_eq!(code(vec![visited(50.0, slow())]), 1);
+        assert_eq!(code(vec![visited(50.0, slow()), visited(84.0, None)]), 6);
+        assert_eq!(code(vec![visited(84.0, slow()), silent]), 3);
+    }
 
     #[test]
     fn clocks_are_compared_at_the_middle_of_the_request() {

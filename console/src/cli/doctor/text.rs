@@ -44,6 +44,7 @@ pub(crate) fn lines(visits: &[Visited], between: &[Finding], colours: bool) -> V
         lines.push(format!("between the {} nodes{fine}", answered.len()));
         lines.extend(between.iter().flat_map(|finding| entry(finding, &finding.meaning, colours)));
     }
+    lines.extend(unlisted(&answered));
     lines.extend(unread(&answered));
     let all = findings.iter().flat_map(|(_, findings)| findings).chain(between);
     lines.push(summary(visits.len(), answered.len(), all.map(|finding| finding.severity)));
@@ -92,6 +93,17 @@ fn entry(finding: &Finding, meaning: &str, colours: bool) -> Vec<String> {
         *first = format!("  {severity}  {}", first.trim_start());
     }
     lines.push(format!("  {:<7}  fix: {}", "", output::clean(&finding.fix)));
+    lines
+}
+
+/// The nodes whose model files are not compared, because they cannot list them.
+fn unlisted(answered: &[(&str, &Visit)]) -> Vec<String> {
+    let unlisted = answered.iter().filter_map(|(name, visit)| Some((name, visit.unlisted.as_ref()?)));
+    let mut lines = Vec::new();
+    for (name, fault) in unlisted {
+        let line = format!("the model files of {name} are not compared: {}; {}", fault.kind, fault.next());
+        lines.push(output::clean(&line));
+    }
     lines
 }
 
@@ -148,7 +160,7 @@ mod tests {
         let report = NodeReport { health, ..idle_report(name) };
         let (name, build) = (report.name.clone(), report.build.clone());
         let examined = Examined { name: name.clone(), build, numeric: 1, skew_ms: 0, mtu: None, models: None };
-        (format!("{name}:9999"), Ok(Visit { report, examined }))
+        (format!("{name}:9999"), Ok(Visit { report, examined, unlisted: None }))
     }
 
     #[test]
@@ -166,5 +178,17 @@ mod tests {
             Some("4 nodes: 0 errors, 5 warnings, 0 notes; 1 node does not answer")
         );
         assert!(!text.contains('\x1b') && super::lines(&visits, &[], true).join("\n").contains("\x1b["));
+    }
+
+    #[test]
+    fn node_that_cannot_list_its_models_is_named() {
+        let [one, mut other] = ["pi1", "pi2"].map(|name| visited(name, 50.0));
+        if let Ok(visit) = &mut other.1 {
+            let kind = FaultKind::Timeout { what: "a list of model files".into(), seconds: 20 };
+            visit.unlisted = Some(Fault::new("pi2", kind));
+        }
+        let text = lines(&[one, other], &[], false).join("\n");
+        assert!(text.contains("\nthe model files of pi2 are not compared: no answer for 20 s"), "{text}");
+        assert_eq!(text.matches("not compared").count(), 1, "{text}");
     }
 }

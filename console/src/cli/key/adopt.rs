@@ -22,6 +22,7 @@ use crate::cli::{
         interrupts::Interrupts,
         options::node,
         output,
+        stderr::last_line,
     },
 };
 use crate::{
@@ -31,6 +32,8 @@ use crate::{
 
 /// Time limit of one ssh command.
 const SSH: Duration = Duration::from_secs(30);
+/// The exit code of ssh itself, if it cannot connect or log in. Any other one is that of the command on the node.
+const SSH_FAILED: i32 = 255;
 /// Pairing codes that are asked for per node.
 const TRIES: usize = 3;
 
@@ -192,24 +195,37 @@ async fn all(options: &Adopt, secret: &[u8; 32], done: &mut Vec<String>) -> Resu
 /// Fetches a pairing code from a node over ssh.
 async fn over_ssh(node: &str) -> Result<Code, Failure> {
     let host = host(node);
-    let unreachable = |reason: String| {
-        let kind = FaultKind::Unreachable { address: format!("{host} (ssh)"), reason };
-        Failure::Fault(Fault::new(node, kind))
-    };
     let mut command = Command::new("ssh");
     command.args(["-o", "ConnectTimeout=10", "--", host, "sudo", "brambled", "pair", "--json"]);
     command.stdin(Stdio::null()).kill_on_drop(true);
-    let ended = timeout(SSH, command.output()).await.map_err(|_| unreachable("ssh timed out".into()))?;
+    let ended = timeout(SSH, command.output()).await.map_err(|_| ssh_failure(node, None, "ssh timed out"))?;
     let ended = ended.context("cannot run ssh")?;
     if !ended.status.success() {
-        let said = String::from_utf8_lossy(&ended.stderr);
-        let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("ssh printed no error");
-        return Err(unreachable(last.trim().to_owned()));
+        return Err(ssh_failure(node, ended.status.code(), &String::from_utf8_lossy(&ended.stderr)));
     }
     let object: Value = serde_json::from_slice(&ended.stdout)
         .with_context(|| format!("{host}: sudo brambled pair --json did not print a JSON object"))?;
     let code = object["code"].as_str().and_then(|code| code.parse().ok());
     code.ok_or_else(|| Failure::Other(anyhow!("{host}: sudo brambled pair --json printed no valid pairing code")))
+}
+
+/// The failure of [`over_ssh`], from the exit code of ssh (`None`: it was ended) and its standard error.
+fn ssh_failure(node: &str, code: Option<i32>, said: &str) -> Failure {
+    let (host, reason) = (host(node), last_line(said));
+    match code {
+        None | Some(SSH_FAILED) => {
+            let kind = FaultKind::Unreachable { address: format!("{host} (ssh)"), reason: reason.to_owned() };
+            let next =
+                format!("check that `ssh {host}` logs in, or run sudo brambled pair on the node and pass --code");
+            Failure::Advised { fault: Box::new(Fault::new(node, kind)), next }
+        }
+        // The node has a key.
+        Some(_) if said.contains("already belongs to") => Fault::new(node, FaultKind::Claimed).into(),
+        Some(_) => Failure::State {
+            message: format!("{host}: sudo brambled pair failed over ssh: {reason}"),
+            next: "run sudo brambled pair on the node and pass --code, or allow sudo without a password there",
+        },
+    }
 }
 
 #[cfg(test)]
@@ -223,5 +239,25 @@ mod tests {
         {
             assert_eq!(host(node), expected);
         }
+    }
+
+    #[test]
+    fn only_the_exit_code_of_ssh_itself_means_unreachable() {
+        let of = |code, said: &str| {
+            let failure = ssh_failure("pi1:9999", code, said);
+            let error = failure.json()["error"].take();
+            (failure.code(), error["code"].clone(), format!("{} {}", error["message"], error["next"]))
+        };
+        let (code, kind, text) = of(Some(1), "banner\nsudo: a password is required\n\n");
+        assert_eq!((code, kind), (8, json!("state")));
+        assert!(text.contains("pi1: sudo brambled pair failed over ssh: sudo: a password is required"), "{text}");
+        assert!(text.contains("pass --code, or allow sudo"), "{text}");
+        let (code, kind, text) = of(Some(255), "Permission denied (publickey).");
+        assert_eq!((code, kind), (3, json!("node_unreachable")));
+        assert!(text.contains("pi1 (ssh): Permission denied") && text.contains("`ssh pi1` logs in"), "{text}");
+        assert_eq!(of(None, "").1, "node_unreachable");
+        let claimed = "brambled: pi1 already belongs to cluster 1a2b; to adopt it again, remove F and restart it";
+        assert_eq!(of(Some(1), claimed).1, "claimed");
+        assert_eq!(of(Some(255), claimed).1, "node_unreachable");
     }
 }

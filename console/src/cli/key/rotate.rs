@@ -47,10 +47,8 @@ struct RotatedKeys<'a> {
 struct KeySpread {
     /// Names of those that have it.
     taken: Vec<String>,
-    /// Addresses of those that do not.
-    missing: Vec<String>,
-    /// Why the first one does not.
-    fault: Option<Fault>,
+    /// Addresses of those that do not, and why.
+    missing: Vec<(String, Fault)>,
 }
 
 /// Gives all nodes the new key.
@@ -91,9 +89,9 @@ pub(super) async fn run(path: &Path, nodes: &[String], how: Rotation) -> Result<
         });
     };
     let keys = RotatedKeys { path, old, new: &new, grace };
-    let KeySpread { taken, missing, fault } = interrupts.end(keys.spread(nodes, json)).await?;
-    if let Some(fault) = fault {
-        return Err(unfinished(fault, nodes, &missing, &next));
+    let KeySpread { taken, missing } = interrupts.end(keys.spread(nodes, json)).await?;
+    if let Some(failure) = unfinished(missing, nodes, &taken, &next) {
+        return Err(failure);
     }
     fs::remove_file(&next).with_context(|| format!("cannot remove {}", next.display()))?;
     if is_continued {
@@ -101,7 +99,8 @@ pub(super) async fn run(path: &Path, nodes: &[String], how: Rotation) -> Result<
     }
     if json {
         let fingerprint = new.fingerprint();
-        let object = json!({"file": path, "fingerprint": fingerprint, "nodes": taken, "grace_seconds": grace});
+        let object = json!({"file": path, "fingerprint": fingerprint, "nodes": taken, "grace_seconds": grace,
+            "continued": is_continued});
         output::line(&object.to_string());
     }
     Ok(0)
@@ -123,8 +122,7 @@ impl RotatedKeys<'_> {
                 }
                 Err(fault) => {
                     output::note(&output::clean(&fault.to_string()));
-                    spread.missing.push(node.clone());
-                    spread.fault.get_or_insert(fault);
+                    spread.missing.push((node.clone(), fault));
                 }
             }
         }
@@ -146,8 +144,12 @@ fn previous<'a>(held: &'a [Held], new: &Key) -> Option<&'a Key> {
     held.iter().map(|held| &held.key).find(|key| *key != new)
 }
 
-/// The failure of a rotation that nodes missed, with the ways to complete it.
-fn unfinished(fault: Fault, nodes: &[String], missing: &[String], next: &Path) -> Failure {
+/// The failure of a rotation that nodes missed, with the ways to complete it; `None` if all nodes have the key.
+/// `taken`: names of those that have it.
+fn unfinished(missing: Vec<(String, Fault)>, nodes: &[String], taken: &[String], next: &Path) -> Option<Failure> {
+    let (missing, faults): (Vec<String>, Vec<Fault>) = missing.into_iter().unzip();
+    let mut faults = faults.into_iter();
+    let fault = faults.next()?;
     let have: Vec<&str> = nodes.iter().filter(|node| !missing.contains(node)).map(String::as_str).collect();
     let missed = missing.join(", ");
     output::note(&output::clean(&format!(
@@ -164,7 +166,8 @@ fn unfinished(fault: Fault, nodes: &[String], missing: &[String], next: &Path) -
             have.join(",")
         ),
     };
-    Failure::Advised { fault: Box::new(fault), next }
+    let done = taken.iter().map(|name| output::clean(name)).collect();
+    Some(Failure::Partial { fault: Box::new(fault), others: faults.collect(), done, next })
 }
 
 fn next_path(path: &Path) -> PathBuf {
@@ -216,13 +219,20 @@ mod tests {
     #[test]
     fn unfinished_rotation_names_missing_nodes_and_the_way_out() {
         let nodes = ["pi1:9999", "pi2:9999", "pi3:9999"].map(str::to_owned);
-        let next_of = |missing: &[String]| {
-            let fault = Fault::new("pi3:9999", FaultKind::Draining);
-            unfinished(fault, &nodes, missing, Path::new("cluster.key.next")).json()["error"]["next"].to_string()
+        let error = |missing: &[String], taken: &[&str]| {
+            let missing = missing.iter().map(|node| (node.clone(), Fault::new(node, FaultKind::Draining))).collect();
+            let taken: Vec<String> = taken.iter().map(|name| (*name).to_owned()).collect();
+            let failure = unfinished(missing, &nodes, &taken, Path::new("cluster.key.next"));
+            failure.map(|failure| failure.json()["error"].take())
         };
-        let next = next_of(&nodes[2..]);
+        assert_eq!(error(&[], &["pi1", "pi2", "pi3"]), None);
+        let some = error(&nodes[2..], &["pi1", "pi2"]).expect("pi3 lacks the key");
+        let next = some["next"].as_str().unwrap_or_default();
         assert!(next.contains("when pi3:9999 can") && next.contains("--nodes pi1:9999,pi2:9999;"), "{next}");
-        let next = next_of(&nodes);
+        assert_eq!((&some["done"], &some["others"]), (&json!(["pi1", "pi2"]), &json!([])));
+        let all = error(&nodes, &[]).expect("no node has the key");
+        let next = all["next"].as_str().unwrap_or_default();
         assert!(next.contains("same command again") && !next.contains("--nodes"), "{next}");
+        assert_eq!(all["others"].as_array().map(Vec::len), Some(2), "{all}");
     }
 }

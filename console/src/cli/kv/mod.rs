@@ -137,7 +137,7 @@ fn object(name: &str, store: &StoreUse) -> Value {
 }
 
 fn failed(name: &str, fault: &Fault) -> Value {
-    json!({"node": name, "error": Failure::from(fault.clone()).json()["error"]})
+    json!({"node": name, "error": Failure::error_object(fault)})
 }
 
 async fn clear(options: KvClear) -> Result<u8, Failure> {

@@ -6,7 +6,7 @@ use common::fault::{Fault, FaultKind};
 use protocol::models::{FileState, files_of};
 use tokio::task::JoinSet;
 
-use crate::cli::Failure;
+use crate::cli::{Failure, shared::output};
 use crate::client::{cluster::Cluster, models, session::Session};
 use crate::suggest::{did_you_mean, folded};
 
@@ -15,6 +15,8 @@ use crate::suggest::{did_you_mean, folded};
 pub(crate) struct ModelFiles {
     /// The nodes that answered.
     nodes: Vec<NodeFiles>,
+    /// Why other nodes cannot list their files.
+    unlisted: Vec<Fault>,
 }
 
 /// The complete model files of a node.
@@ -40,10 +42,10 @@ impl ModelFiles {
             files: node.1.iter().map(|file| (*file).into()).collect(),
             is_out: false,
         });
-        Self { nodes: nodes.collect() }
+        Self { nodes: nodes.collect(), unlisted: Vec::new() }
     }
 
-    /// Asks all nodes at once. Nodes that cannot list their files are left out.
+    /// Asks all nodes at once. Nodes that cannot list their files have none here, see [`Self::ensure_listed`].
     pub(crate) async fn ask(sessions: &[Arc<Session>]) -> Self {
         let mut asked = JoinSet::new();
         for (index, session) in sessions.iter().enumerate() {
@@ -52,15 +54,34 @@ impl ModelFiles {
         }
         let mut answers = asked.join_all().await;
         answers.sort_by_key(|(index, ..)| *index);
-        let mut nodes = Vec::with_capacity(answers.len());
+        let (mut nodes, mut unlisted) = (Vec::with_capacity(answers.len()), Vec::new());
         for (index, files) in answers {
-            let Ok(files) = files else { continue };
+            let files = match files {
+                Ok(files) => files,
+                Err(fault) => {
+                    unlisted.push(fault);
+                    continue;
+                }
+            };
             let complete = files.into_iter().filter(|file| matches!(file.state, FileState::Complete));
             let (session, files) = (&sessions[index], complete.map(|file| file.model).collect());
             let (name, address) = (session.identity.name.clone(), session.address.clone());
             nodes.push(NodeFiles { name, address, files, is_out: false });
         }
-        Self { nodes }
+        Self { nodes, unlisted }
+    }
+
+    /// Names the nodes that cannot list their files on standard error: they may have models.
+    ///
+    /// # Errors
+    /// No node can list its files.
+    pub(crate) fn ensure_listed(&self) -> Result<(), Fault> {
+        if let Some(fault) = self.unlisted.first().filter(|_| self.nodes.is_empty()) {
+            return Err(fault.clone());
+        }
+        let unlisted = self.unlisted.iter().map(|fault| format!("the model files of a node are unknown: {fault}"));
+        unlisted.for_each(|line| output::note(&output::clean(&line)));
+        Ok(())
     }
 
     /// Marks a node as excluded.
@@ -209,6 +230,15 @@ mod tests {
         assert_eq!(picked("", None, &HELD[..1]), HELD[0]);
         assert!(picked("", None, &HELD).starts_with("2: no model runs"));
         assert!(picked("", None, &[]).starts_with("8: the nodes have no model file"));
+    }
+
+    #[test]
+    fn nodes_that_cannot_list_their_files_are_not_nodes_without_files() {
+        let fault = Fault::new("pi2", FaultKind::Timeout { what: "a list of model files".into(), seconds: 20 });
+        let mut held = ModelFiles { nodes: Vec::new(), unlisted: vec![fault.clone()] };
+        assert_eq!(held.ensure_listed(), Err(fault));
+        held.nodes.push(NodeFiles { name: "pi1".into(), ..NodeFiles::default() });
+        assert_eq!((held.ensure_listed(), ModelFiles::default().ensure_listed()), (Ok(()), Ok(())));
     }
 
     #[test]

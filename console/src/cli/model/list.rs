@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 
 use clap::Args;
 use common::units::Bytes;
-use protocol::models::{FileState, ModelFile};
+use protocol::models::{FileState, ModelFile, files_of};
 use serde_json::{Value, json};
 
 use super::{object, state};
@@ -53,6 +53,7 @@ pub(super) async fn run(options: List) -> Result<u8, Failure> {
         };
         held.push((output::clean(cluster.name(node)), node.address.clone(), files));
     }
+    let loaded: Vec<String> = cluster.topologies().iter().map(|(topology, _)| topology.model.clone()).collect();
     if options.json {
         let nodes: Vec<Value> = held
             .iter()
@@ -60,20 +61,17 @@ pub(super) async fn run(options: List) -> Result<u8, Failure> {
                 Ok(files) => {
                     json!({"node": name, "address": address, "models": files.iter().map(object).collect::<Vec<_>>()})
                 }
-                Err(fault) => {
-                    json!({"node": name, "address": address, "error": Failure::from(fault.clone()).json()["error"]})
-                }
+                Err(fault) => json!({"node": name, "address": address, "error": Failure::error_object(fault)}),
             })
             .collect();
-        output::line(&json!({"nodes": nodes}).to_string());
+        output::line(&json!({"nodes": nodes, "loaded": loaded}).to_string());
     } else {
         let answers = held.iter().filter_map(|(name, _, files)| Some((name.as_str(), files.as_ref().ok()?.as_slice())));
         let answers: Vec<(&str, &[ModelFile])> = answers.collect();
         if options.files {
             print_files(&answers);
         } else {
-            let loaded = cluster.topologies().iter().map(|(topology, _)| topology.model.clone()).collect::<Vec<_>>();
-            print_models(&answers, &loaded);
+            print_models(&answers, held.len(), &loaded);
         }
     }
     let faults = held.iter().filter_map(|(name, _, files)| Some((name, files.as_ref().err()?)));
@@ -107,22 +105,46 @@ fn grouped(nodes: &[(&str, &[ModelFile])]) -> BTreeMap<String, HeldModel> {
             let (state, _) = state(file);
             held.damaged.push(format!("{node} ({state})"));
         }
+        for (model, (files, bytes)) in headless(files) {
+            let count = files_of(&model).len();
+            let held = all.entry(model).or_default();
+            held.bytes = held.bytes.max(bytes);
+            held.damaged.push(format!("{node} ({files} of {count} files)"));
+        }
     }
     all
 }
 
-fn print_models(nodes: &[(&str, &[ModelFile])], loaded: &[String]) {
+/// The split models of which a node has only later files: the name of the first file, how many are there, and their
+/// bytes. A first file without later ones is broken.
+fn headless(files: &[ModelFile]) -> BTreeMap<String, (usize, u64)> {
+    let mut found: BTreeMap<String, (usize, u64)> = BTreeMap::new();
+    for file in files.iter().filter(|file| file.state == FileState::Complete) {
+        let Some(first) = files_of(&file.model).into_iter().next() else { continue };
+        if files.iter().all(|other| other.model != first) {
+            let (count, bytes) = found.entry(first).or_default();
+            (*count, *bytes) = (*count + 1, bytes.saturating_add(file.size.0));
+        }
+    }
+    found
+}
+
+/// Prints the models of the nodes that answered, of so many in all.
+fn print_models(nodes: &[(&str, &[ModelFile])], count: usize, loaded: &[String]) {
     let all = grouped(nodes);
     if all.is_empty() {
         if !nodes.is_empty() {
-            output::note("no node has a model; console model search lists models, console model pull NAME gets one");
+            let which = if nodes.len() == count { "no node" } else { "no node that answers" };
+            let next = "console model search lists models, console model pull NAME gets one";
+            output::note(&format!("{which} has a model; {next}"));
         }
         return;
     }
-    let rows: Vec<Vec<TableCell>> = all.iter().map(|(model, held)| row(model, held, nodes.len(), loaded)).collect();
+    let rows: Vec<Vec<TableCell>> = all.iter().map(|(model, held)| row(model, held, count, loaded)).collect();
     table(&COLUMNS, &rows, room(), paint::is_on()).iter().for_each(|line| output::line(line));
 }
 
+/// The row of a model; `nodes`: the number of all nodes, also of those that do not answer.
 fn row(model: &str, held: &HeldModel, nodes: usize, loaded: &[String]) -> Vec<TableCell> {
     let mut on = match held.on.len() {
         count if count == nodes && nodes > 1 => format!("all {nodes}"),
@@ -175,11 +197,27 @@ mod tests {
         let whole = [file("a.gguf", FileState::Complete), file("b.gguf", FileState::Complete)];
         let part = [file("a.gguf", FileState::Complete), file("b.gguf", FileState::Partial)];
         let all = grouped(&[("pi1", &whole), ("pi2", &part)]);
-        let shown = |model: &str| {
-            let cells = row(model, &all[model], 2, &["a.gguf".to_owned()]);
+        let shown = |model: &str, nodes: usize| {
+            let cells = row(model, &all[model], nodes, &["a.gguf".to_owned()]);
             cells.into_iter().map(|(cell, _)| cell).collect::<Vec<_>>().join(" | ")
         };
-        assert_eq!(shown("a.gguf"), "a.gguf | 5 B | yes | all 2");
-        assert_eq!(shown("b.gguf"), "b.gguf | 5 B | - | pi1; unusable on pi2 (partial)");
+        assert_eq!(shown("a.gguf", 2), "a.gguf | 5 B | yes | all 2");
+        assert_eq!(shown("a.gguf", 3), "a.gguf | 5 B | yes | pi1, pi2", "a third node does not answer");
+        assert_eq!(shown("b.gguf", 2), "b.gguf | 5 B | - | pi1; unusable on pi2 (partial)");
+    }
+
+    #[test]
+    fn later_files_without_the_first_one_are_no_model() {
+        let parts = [1, 2, 3].map(|part| format!("big-0000{part}-of-00003.gguf"));
+        let of = |places: &[usize]| -> Vec<ModelFile> {
+            places.iter().map(|place| file(&parts[*place], FileState::Complete)).collect()
+        };
+        let (later, whole) = (of(&[1, 2]), of(&[0, 1, 2]));
+        let all = grouped(&[("pi1", &later), ("pi2", &whole)]);
+        assert_eq!(all.keys().collect::<Vec<_>>(), [&parts[0]]);
+        let held = &all[&parts[0]];
+        assert_eq!((held.bytes, held.on.as_slice()), (15, &["pi2".to_owned()][..]));
+        assert_eq!(held.damaged, ["pi1 (2 of 3 files)"]);
+        assert!(headless(&whole).is_empty());
     }
 }

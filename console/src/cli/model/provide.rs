@@ -1,4 +1,4 @@
-//! Gets a model to the nodes that lack its file, for commands that use a model: with the operator's consent, one node
+//! Gets a model to the nodes that lack a file of it, for commands that use a model: with the operator's consent, one node
 //! downloads it from the catalogue's source, and the others copy it.
 use common::units::Bytes;
 use protocol::models::{ModelFile, files_of};
@@ -48,7 +48,9 @@ impl Supply {
     pub(crate) fn of(typed: &str, running: Option<&str>, held: &ModelFiles) -> Result<Self, Failure> {
         if source::is_remote(typed) {
             let (_, name) = source::of_server(typed)?;
-            return Ok(Self::new(name, held, Origin::Source { source: typed.into(), bytes: None }));
+            // A split model has the name of its first file.
+            let model = files_of(&name).into_iter().next().unwrap_or(name);
+            return Ok(Self::new(model, held, Origin::Source { source: typed.into(), bytes: None }));
         }
         let models = held.models();
         let model = pick(typed, running, &models)?;
@@ -154,7 +156,7 @@ impl Supply {
             Origin::Source { source, .. } => Pull::to(source, None, &nodes),
             Origin::Unknown => return Ok(Vec::new()),
         };
-        Ok(pull::fetch(&pull).await?.unwrap_or_default())
+        Ok(pull::fetch(&pull).await?.unwrap_or_default().stored)
     }
 
     /// [`Self::bring`], after the operator's consent. `false` after a dry run, and if it was declined although a node has
@@ -224,6 +226,9 @@ mod tests {
         let found = supply(source, &[("pi1", &[])]);
         assert_eq!((found.model.as_str(), found.deed().as_str()), ("m.gguf", "download m.gguf to pi1"));
         assert!(supply(source, &[("pi1", &["m.gguf"])]).is_settled());
+        let split = ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"];
+        let found = supply(&format!("hf:owner/repo:{}", split[1]), &[("pi1", &split[1..]), ("pi2", &split)]);
+        assert_eq!((found.model.as_str(), found.lacking.len()), (split[0], 1), "pi1 has one of two files");
     }
 
     #[test]

@@ -17,6 +17,7 @@ use crate::{
             options::Nodes,
             output,
             paint::{self, Shade},
+            silent::SilentNodes,
             table::{TableCell, TableColumn, room, table},
         },
     },
@@ -65,42 +66,56 @@ pub(super) async fn run(options: Search) -> Result<u8, Failure> {
             "console model search without words lists all; console model pull hf:OWNER/REPO:FILE gets any GGUF file";
         return Err(Failure::State { message, next });
     }
-    let (nodes, whose) = nodes(&options).await;
+    let SearchedNodes { nodes, whose, silent } = SearchedNodes::of(&options).await;
     let fits = fits(&entries, &nodes).await;
     if options.json {
         let rows = entries.iter().zip(&fits).map(|(entry, fit)| object(entry, fit));
         let rows: Vec<Value> = rows.collect();
-        output::line(&json!({"nodes": nodes.len(), "models": rows}).to_string());
+        let names: Vec<&str> = nodes.iter().map(|node| node.name.as_str()).collect();
+        let object = json!({"nodes": nodes.len(), "names": names, "away": silent.objects(), "models": rows});
+        output::line(&object.to_string());
         return Ok(0);
     }
     let columns = if nodes.is_empty() { &COLUMNS[..COLUMNS.len() - 1] } else { &COLUMNS[..] };
     let rows: Vec<Vec<TableCell>> = entries.iter().zip(&fits).map(|(entry, fit)| row(entry, fit)).collect();
     table(columns, &rows, room(), paint::is_on()).iter().for_each(|line| output::line(line));
     output::note(&whose);
+    silent.lines().iter().for_each(|line| output::note(line));
     output::note("to get one: console model pull NAME, or NAME:QUANTIZATION for another file");
     Ok(0)
 }
 
-/// The nodes to predict for, and a line that names them.
-async fn nodes(options: &Search) -> (Vec<PlannerNode>, String) {
-    if let Some(count) = options.count {
-        let memory = Bytes(options.memory);
-        let whose = format!("predicted for {count} Raspberry Pi 5 with {memory} each; no Pi was measured");
-        return (hypothetical(usize::from(count), free(options.memory)), whose);
+/// The nodes to predict for.
+struct SearchedNodes {
+    nodes: Vec<PlannerNode>,
+    /// A line that names them.
+    whose: String,
+    /// The nodes that are left out because they do not answer.
+    silent: SilentNodes,
+}
+
+impl SearchedNodes {
+    async fn of(options: &Search) -> Self {
+        let silent = SilentNodes::default();
+        if let Some(count) = options.count {
+            let memory = Bytes(options.memory);
+            let whose = format!("predicted for {count} Raspberry Pi 5 with {memory} each; no Pi was measured");
+            return Self { nodes: hypothetical(usize::from(count), free(options.memory)), whose, silent };
+        }
+        let none = "no nodes to predict for: name them with --nodes, or --count N --memory 8G";
+        if options.nodes.nodes.is_empty() {
+            return Self { nodes: Vec::new(), whose: none.into(), silent };
+        }
+        let addresses: Vec<String> = options.nodes.nodes.iter().map(|node| with_port(node)).collect();
+        let cluster = Cluster::dial(&addresses).await;
+        let nodes = cluster.planner_nodes();
+        let names: Vec<&str> = nodes.iter().map(|node| node.name.as_str()).collect();
+        let whose = match names.as_slice() {
+            [] => format!("no node answers. {none}"),
+            names => output::clean(&format!("predicted for {}, as if no model were loaded", names.join(", "))),
+        };
+        Self { nodes, whose, silent: SilentNodes::of(&cluster) }
     }
-    let none = "no nodes to predict for: name them with --nodes, or --count N --memory 8G";
-    if options.nodes.nodes.is_empty() {
-        return (Vec::new(), none.into());
-    }
-    let addresses: Vec<String> = options.nodes.nodes.iter().map(|node| with_port(node)).collect();
-    let cluster = Cluster::dial(&addresses).await;
-    let nodes = cluster.planner_nodes();
-    let names: Vec<&str> = nodes.iter().map(|node| node.name.as_str()).collect();
-    let whose = match names.as_slice() {
-        [] => format!("no node answers. {none}"),
-        names => output::clean(&format!("predicted for {}, as if no model were loaded", names.join(", "))),
-    };
-    (nodes, whose)
 }
 
 /// The predictions, computed on all cores.
@@ -165,7 +180,18 @@ fn object(entry: &CatalogueEntry, fit: &Fit) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::client::fake_node::{FakeNode, Script};
     use crate::view::format::width;
+
+    #[tokio::test]
+    async fn silent_node_is_named_next_to_those_of_the_predictions() {
+        let node = FakeNode::start("pi1", Script::default()).await;
+        let nodes = Nodes { nodes: vec![node.address.clone(), "127.0.0.1:1".into()] };
+        let options = Search { query: Vec::new(), count: None, memory: 1 << 33, nodes, json: false };
+        let searched = SearchedNodes::of(&options).await;
+        assert!(searched.whose.starts_with("predicted for pi1, as if"), "{}", searched.whose);
+        assert_eq!((searched.nodes.len(), searched.silent.names().as_str()), (1, "127.0.0.1:1"));
+    }
 
     #[tokio::test]
     async fn table_fits_a_terminal_of_80_columns_and_names_the_layout() {

@@ -5,17 +5,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::units::Bytes;
-use protocol::models::Step;
-
 use crate::cli::shared::{output, progress, table::terminal_size};
-use crate::operator::transfer::{Lane, picture};
+use crate::operator::transfer::{Lane, TransferReport, picture};
 use crate::view::format::shorten;
 
 /// Least time between two drawings.
 const REDRAW: Duration = Duration::from_millis(100);
 
-/// A file on its way to one or several nodes.
+/// A model on its way to one or several nodes.
 #[derive(Debug)]
 pub(crate) struct Transfer {
     model: String,
@@ -37,11 +34,11 @@ impl Transfer {
     }
 
     /// Takes a report of the node with this index.
-    pub(crate) fn tell(&self, node: usize, step: Step, done: Bytes, total: Option<Bytes>) {
+    pub(crate) fn tell(&self, node: usize, report: TransferReport) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         let Some(lane) = state.nodes.get_mut(node) else { return };
-        lane.tell(now - self.since, step, done, total);
+        lane.tell(now - self.since, report);
         if !progress::is_drawn() {
             lane.line(&self.model).iter().for_each(|line| output::note(line));
             return;

@@ -6,10 +6,7 @@ use serde_json::json;
 use telemetry::NodeState;
 use topology::Member;
 
-use super::{
-    dial,
-    membership::{ensure_peers_answer, may_be_member},
-};
+use super::{dial, membership::ensure_peers_answer};
 use crate::{
     cli::{
         Failure,
@@ -78,7 +75,7 @@ fn ensure_spare(cluster: &Cluster, node: usize) -> Result<(), Failure> {
     let own = &cluster.nodes[node];
     // Its peers may report that they lost it, or that it is excluded. Otherwise it may serve a model on its own, which
     // no other node would report.
-    if cluster.topology_of(cluster.name(own)).is_none() && may_be_member(cluster, own) {
+    if cluster.topology_of(cluster.name(own)).is_none() && cluster.may_be_member(own) {
         own.session()?;
     }
     Ok(())

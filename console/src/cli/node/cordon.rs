@@ -1,4 +1,6 @@
 //! `console node cordon`: no new requests on a node and its replica.
+use std::sync::{Mutex, PoisonError};
+
 use common::ids::MemberIndex;
 use serde_json::json;
 use telemetry::{NodeReport, NodeState};
@@ -13,6 +15,7 @@ use crate::{
             interrupts::Interrupts,
             options::Exclude,
             output,
+            silent::SilentNodes,
         },
     },
     client::{
@@ -51,9 +54,19 @@ fn takes(cluster: &Cluster, reports: &[&NodeReport], member: &Member) -> bool {
     serves && cluster.exclusions.of(&member.name, &member.address).is_none()
 }
 
-/// What a cordoned node does now, and how to undo it.
-fn cordoned(name: &str, is_drained: bool) -> String {
-    let now = if is_drained { "has finished its requests and takes no new ones" } else { "takes no new requests" };
+/// The name of the node that admits the requests of a node: the head of its replica, or itself without a topology.
+fn head<'c>(cluster: &'c Cluster, name: &'c str) -> &'c str {
+    let head = cluster.topology_of(name).and_then(|group| group.topology.head_of(name));
+    head.map_or(name, |head| head.name.as_str())
+}
+
+/// What a cordoned node does now, and how to undo it. `is_stored`: whether the head of its replica has stored that.
+fn cordoned(name: &str, is_drained: bool, is_stored: bool) -> String {
+    let now = match (is_drained, is_stored) {
+        (true, _) => "has finished its requests and takes no new ones",
+        (false, true) => "takes no new requests",
+        (false, false) => "is cordoned, but the head of its replica has not confirmed it",
+    };
     format!("{name} {now}; undo: console node uncordon {name}")
 }
 
@@ -89,7 +102,15 @@ pub(super) async fn run(options: Cordon) -> Result<u8, Failure> {
     if !interrupts.end(change.consent.obtain(&question, &plan, change.json)).await? {
         return Ok(0);
     }
-    let told = |event: OperateEvent| progress(&event);
+    let head = output::clean(head(&cluster, &name));
+    let silent = SilentNodes::of(&cluster);
+    let refused = Mutex::new(Vec::new());
+    let told = |event: OperateEvent| {
+        if let OperateEvent::NotKept(fault) = &event {
+            refused.lock().unwrap_or_else(PoisonError::into_inner).push(output::clean(&fault.node));
+        }
+        progress(&event);
+    };
     let stored = interrupts.end(async { Ok::<_, Failure>(say(&mut cluster, node, Some(&reason), &told).await?) }).await;
     if matches!(stored, Err(Failure::Interrupted { .. })) {
         output::note(&format!("{who} may be cordoned: console status shows it; undo: console node uncordon {who}"));
@@ -104,11 +125,18 @@ pub(super) async fn run(options: Cordon) -> Result<u8, Failure> {
     } else {
         false
     };
+    let refused = refused.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let unconfirmed: Vec<String> = silent.each().map(str::to_owned).chain(refused).collect();
+    if !unconfirmed.is_empty() {
+        output::note(&format!("not confirmed by {}: repeat the command when they answer", unconfirmed.join(", ")));
+    }
     let state = if is_drained { "drained" } else { "cordoned" };
     if change.json {
-        output::line(&json!({"node": name, "state": state, "reason": reason}).to_string());
+        let object = json!({"node": name, "state": state, "reason": reason, "outage": is_outage,
+            "unconfirmed": unconfirmed});
+        output::line(&object.to_string());
     } else {
-        output::line(&cordoned(&output::clean(&name), is_drained));
+        output::line(&cordoned(&output::clean(&name), is_drained, !unconfirmed.contains(&head)));
     }
     Ok(u8::from(waits && !is_drained))
 }

@@ -1,13 +1,13 @@
 //! `console node discover`: lists the nodes that announce themselves on the local network over mDNS.
 use std::{
     collections::BTreeMap,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, anyhow};
 use clap::Args;
-use mdns_sd::{ResolvedService, ServiceDaemon, ServiceEvent};
+use mdns_sd::{ServiceDaemon, ServiceEvent};
 use protocol::discovery::{Announcement, SERVICE};
 use serde_json::json;
 
@@ -67,24 +67,50 @@ pub(crate) fn listen(time: Duration, count: usize) -> Result<Found, Failure> {
     let deadline = Instant::now() + time;
     let daemon = ServiceDaemon::new().context("cannot listen for mDNS")?;
     let events = daemon.browse(SERVICE).context("cannot listen for mDNS")?;
-    let mut found = Found::new();
+    // By the name of the service, because further addresses of a node may arrive later.
+    let mut found = BTreeMap::new();
     while found.len() < count {
         // The time is up, or the library's thread ended: return the announcements so far.
         let Ok(event) = events.recv_deadline(deadline) else { break };
-        if let ServiceEvent::ServiceResolved(service) = event
-            && let Some(address) = address(&service)
-        {
-            found.insert(address, Announcement::read(|key| service.get_property_val_str(key)));
+        if let ServiceEvent::ServiceResolved(service) = event {
+            let said = Announcement::read(|key| service.get_property_val_str(key));
+            let addresses = service.get_addresses().iter().map(|address| address.to_ip_addr());
+            if let Some(address) = preferred(addresses, &said.wireless) {
+                let address = SocketAddr::new(address, service.get_port());
+                found.insert(service.get_fullname().to_owned(), (address, said));
+            }
         }
     }
     // If this fails, the daemon ends with the process.
     let _ = daemon.shutdown();
-    Ok(found)
+    Ok(found.into_values().collect())
 }
 
-/// The address to connect to: the lowest IPv4 address, otherwise the lowest IPv6 address.
-fn address(service: &ResolvedService) -> Option<SocketAddr> {
-    let mut addresses: Vec<IpAddr> = service.get_addresses().iter().map(|address| address.to_ip_addr()).collect();
-    addresses.sort_by_key(|address| (address.is_ipv6(), *address));
-    addresses.first().map(|address| SocketAddr::new(*address, service.get_port()))
+/// The address to connect to: the lowest IPv4 address that is not wireless, else the lowest wireless one, else the lowest
+/// IPv6 address.
+fn preferred(addresses: impl Iterator<Item = IpAddr>, wireless: &[Ipv4Addr]) -> Option<IpAddr> {
+    addresses.min_by_key(|address| {
+        let is_wireless = matches!(address, IpAddr::V4(four) if wireless.contains(four));
+        (address.is_ipv6(), is_wireless, *address)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn address_of_a_cable_is_preferred() {
+        let of = |addresses: &[&str], wireless: &[Ipv4Addr]| {
+            let addresses = addresses.iter().map(|address| address.parse::<IpAddr>().expect("an address"));
+            preferred(addresses, wireless).map(|address| address.to_string()).unwrap_or_default()
+        };
+        let (lower, higher) = (Ipv4Addr::new(192, 168, 1, 11), Ipv4Addr::new(192, 168, 1, 57));
+        let all = ["fe80::1", "192.168.1.57", "192.168.1.11"];
+        assert_eq!(of(&all, &[higher]), "192.168.1.11");
+        assert_eq!(of(&all, &[lower]), "192.168.1.57", "the cable has the higher address");
+        assert_eq!(of(&all, &[]), "192.168.1.11", "release 0.1 announces no wireless addresses");
+        assert_eq!(of(&all, &[lower, higher]), "192.168.1.11", "both are wireless");
+        assert_eq!((of(&["fe80::2", "fe80::1"], &[]), of(&[], &[])), ("fe80::1".into(), String::new()));
+    }
 }

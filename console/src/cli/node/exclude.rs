@@ -12,6 +12,7 @@ use crate::cli::{
         find_node::{find, progress},
         interrupts::Interrupts,
         options, output,
+        silent::SilentNodes,
     },
 };
 use crate::client::{
@@ -38,6 +39,8 @@ async fn change(options: options::Change, reason: Option<&str>) -> Result<u8, Fa
     let cluster = interrupts.end(dialled).await?;
     let node = find(&cluster, &options.node)?;
     let name = output::clean(cluster.name(&cluster.nodes[node]));
+    // An excluded node need not answer.
+    let silent = SilentNodes::of(&cluster).except(&cluster.nodes[node].address);
     let question = match reason {
         Some(_) => {
             format!("Exclude {name}? Running requests have 20 s to finish, then the other nodes serve without it.")
@@ -72,16 +75,25 @@ async fn change(options: options::Change, reason: Option<&str>) -> Result<u8, Fa
             }
         }
     };
-    let ExclusionOutcome { node, assigned } = done?;
-    let now = assigned.as_ref().map(|done| done.topology.layout.to_string());
-    if options.json {
-        let epoch = assigned.as_ref().map(|done| done.epoch.0);
-        let object = json!({"node": node, "out": reason.is_some(), "reason": reason, "topology": now, "epoch": epoch});
-        output::line(&object.to_string());
-    } else {
-        let state = if reason.is_some() { "excluded" } else { "included" };
-        let serves = now.map_or("no topology had to change".to_owned(), |now| format!("{now} serves"));
-        output::line(&format!("{} is {state}; {serves}", output::clean(&node)));
-    }
+    tell(&done?, reason, &silent, options.json);
     Ok(0)
+}
+
+/// Prints the result. A topology that only silent nodes hold did not change, and no node has reported it.
+fn tell(done: &ExclusionOutcome, reason: Option<&str>, silent: &SilentNodes, json: bool) {
+    let ExclusionOutcome { node, assigned } = done;
+    let now = assigned.as_ref().map(|done| done.topology.layout.to_string());
+    if json {
+        let epoch = assigned.as_ref().map(|done| done.epoch.0);
+        let object = json!({"node": node, "out": reason.is_some(), "reason": reason, "topology": now, "epoch": epoch,
+            "away": silent.objects()});
+        return output::line(&object.to_string());
+    }
+    let state = if reason.is_some() { "excluded" } else { "included" };
+    let serves = match now {
+        Some(now) => format!("{now} serves"),
+        None if silent.is_empty() => "no topology had to change".to_owned(),
+        None => format!("no topology of the nodes that answer had to change; no answer from {}", silent.names()),
+    };
+    output::line(&format!("{} is {state}; {serves}", output::clean(node)));
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use common::{fault::Fault, ids::Epoch};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use topology::{Exclusion, Topology};
 
@@ -20,6 +20,7 @@ use crate::{
             interrupts::Interrupts,
             options::Change,
             output,
+            silent::SilentNodes,
         },
     },
     client::{
@@ -33,15 +34,22 @@ use crate::{
 };
 
 /// The running topology: that of the group with this node, if one is named.
+///
+/// # Errors
+/// There is none, or a node that may hold one does not answer.
 fn running<'c>(cluster: &'c Cluster, of: Option<&str>) -> Result<&'c Topology, Failure> {
     let running = match of {
         Some(name) => cluster.topology_of(name).map(|group| group.topology),
         None => cluster.topology().map(|(topology, _)| topology),
     };
-    running.ok_or_else(|| Failure::State {
-        message: "no topology runs on these nodes".to_owned(),
-        next: "load a model with console run MODEL, or console topology assign FILE",
-    })
+    let Some(topology) = running else {
+        SilentNodes::of(cluster).ensure_none("hold the topology")?;
+        return Err(Failure::State {
+            message: "no topology runs on these nodes".to_owned(),
+            next: "load a model with console run MODEL, or console topology assign FILE",
+        });
+    };
+    Ok(topology)
 }
 
 /// The running topology, and the sessions of its members in member order, except that of `leaving`.
@@ -87,6 +95,9 @@ pub(super) async fn join(change: Change, kept: Option<&str>) -> Result<u8, Failu
     // First, because the other members of that topology may not be among the given nodes.
     joins_one(&cluster, &name)?;
     let (topology, mut sessions) = serving(&cluster, None)?;
+    // No members, because these answer.
+    let silent = SilentNodes::of(&cluster);
+    silent.note("hold another topology");
     if topology.members.iter().any(|member| member.name == name) {
         let message = format!("{} is already a member of the topology", output::clean(&name));
         return Err(Failure::State { message, next: "name the address of another node" });
@@ -109,7 +120,7 @@ pub(super) async fn join(change: Change, kept: Option<&str>) -> Result<u8, Failu
     interrupts.end(bring(&lacking)).await?;
     let address = sessions.last().map_or_else(String::new, |session| session.address.clone());
     let assigned = interrupts.end(switch(&sessions, &wanted)).await?;
-    done(&change, &name, "joined", &assigned);
+    done(&change, json!({"node": name, "state": "joined", "away": silent.objects()}), &assigned);
     cluster::follow(kept, &[address], &[]);
     Ok(0)
 }
@@ -132,6 +143,9 @@ pub(super) async fn leave(change: Change, kept: Option<&str>) -> Result<u8, Fail
         return Err(Failure::State { message, next: "unload the model with console topology unload" });
     }
     uncordoned(&cluster, &name)?;
+    // No members, because these answer.
+    let silent = SilentNodes::of(&cluster).except(&address);
+    silent.note("hold another topology");
     let wanted = DesiredTopology::again(&topology, rest.len());
     let question =
         format!("Remove {} from {}? The new layout is {}.", output::clean(&name), topology.layout, wanted.layout);
@@ -144,7 +158,7 @@ pub(super) async fn leave(change: Change, kept: Option<&str>) -> Result<u8, Fail
         false => interrupts.end(switch(&rest, &wanted)).await?,
     };
     clear(&mut cluster, index).await;
-    done(&change, &name, "left", &assigned);
+    done(&change, json!({"node": name, "state": "left", "away": silent.objects()}), &assigned);
     cluster::follow(kept, &[], &[address]);
     Ok(0)
 }
@@ -183,11 +197,6 @@ fn is_member(cluster: &Cluster, name: &str) -> bool {
     cluster.topology_of(name).is_some()
 }
 
-/// Whether a node may be a member of a topology: it is not excluded, or only cordoned.
-pub(super) fn may_be_member(cluster: &Cluster, node: &ClusterNode) -> bool {
-    cluster.exclusion(node).is_none_or(|entry| entry.is_cordon)
-}
-
 /// Makes sure that a node that no reported topology has as a member belongs to no other one: the node itself answers,
 /// or all others do. Excluded nodes need not answer, nor does the node at the address `new`, which is yet to join.
 ///
@@ -199,7 +208,7 @@ pub(super) fn ensure_peers_answer(cluster: &Cluster, node: usize, new: Option<&s
     let name = output::clean(cluster.name(own));
     let others = cluster.nodes.iter().filter(|other| other.address != own.address);
     let peers: Vec<&ClusterNode> = others.filter(|peer| new != Some(peer.address.as_str())).collect();
-    let mut members = peers.iter().filter(|peer| may_be_member(cluster, peer));
+    let mut members = peers.iter().filter(|peer| cluster.may_be_member(peer));
     let (fault, why) = match members.find_map(|peer| peer.answer.as_ref().err()) {
         _ if peers.iter().all(|peer| peer.answer.is_err()) => {
             (own_fault, format!("no node answers that could report a topology with {name}"))
@@ -230,6 +239,8 @@ async fn forget(
         let message = format!("{shown} is not a member of the topology, and the nodes belong to no saved cluster");
         return Err(Failure::State { message, next: "list the members with console topology show" });
     };
+    let silent = SilentNodes::of(&cluster).except(&address);
+    silent.note("hold another topology");
     let question = format!("Remove {shown} from the saved cluster {saved}? It is not a member of the topology.");
     let plan = json!({"node": name, "cluster": saved});
     if !interrupts.end(change.consent.obtain(&question, &plan, change.json)).await? {
@@ -240,7 +251,9 @@ async fn forget(
     let now = cluster.topology().map(|(topology, reports)| (topology.layout.to_string(), reports[0].epoch.0));
     if change.json {
         let (layout, epoch) = now.unzip();
-        output::line(&json!({"node": name, "state": "left", "topology": layout, "epoch": epoch}).to_string());
+        let object = json!({"node": name, "state": "left", "topology": layout, "epoch": epoch,
+            "away": silent.objects()});
+        output::line(&object.to_string());
     } else {
         output::line(&format!("{shown} left; no topology had to change"));
     }
@@ -306,13 +319,16 @@ async fn settle(sessions: &[Arc<Session>], topology: &Topology) -> Result<Assign
     Ok(assign_as(sessions, next, &stop, &|event| progress(&OperateEvent::Assign(event))).await?)
 }
 
-fn done(change: &Change, name: &str, how: &str, assigned: &Assigned) {
+/// Prints the result: an object with the name of the node and how its state has changed, or a sentence.
+fn done(change: &Change, mut object: Value, assigned: &Assigned) {
     let (layout, epoch) = (assigned.topology.layout.to_string(), assigned.epoch.0);
     if change.json {
-        output::line(&json!({"node": name, "state": how, "topology": layout, "epoch": epoch}).to_string());
-    } else {
-        output::line(&format!("{} {how}; {layout} is serving, epoch {epoch}", output::clean(name)));
+        object["topology"] = json!(layout);
+        object["epoch"] = json!(epoch);
+        return output::line(&object.to_string());
     }
+    let [name, how] = ["node", "state"].map(|field| object[field].as_str().unwrap_or_default());
+    output::line(&format!("{} {how}; {layout} is serving, epoch {epoch}", output::clean(name)));
 }
 
 #[cfg(test)]
@@ -325,6 +341,23 @@ mod tests {
         let refused = ensure_peers_answer(cluster, node, new).expect_err("a topology is not ruled out");
         assert_eq!(refused.code(), 3);
         assert_eq!(refused.json()["error"]["node"], blamed, "{refused}");
+    }
+
+    #[tokio::test]
+    async fn silent_nodes_are_named_before_no_topology_is_reported() {
+        let node = FakeNode::start("pi1", Script::default()).await;
+        let silent = ["127.0.0.1:1", "127.0.0.1:2"];
+        let mut cluster = Cluster::dial(&[node.address.clone(), silent[0].into(), silent[1].into()]).await;
+        let refused = running(&cluster, None).expect_err("two nodes do not answer");
+        let error = refused.json()["error"].take();
+        assert_eq!((refused.code(), &error["node"]), (3, &json!(silent[0])), "{error}");
+        assert!(refused.to_string().contains(silent[1]), "{refused}");
+        let next = error["next"].as_str().unwrap_or_default();
+        assert!(next.contains("127.0.0.1:1, 127.0.0.1:2 may hold the topology"), "{next}");
+        for (name, address) in ["pi2", "pi3"].into_iter().zip(silent) {
+            cluster.exclusions.say(name, address, Some("dead"), "me@here");
+        }
+        assert_eq!(running(&cluster, None).expect_err("excluded nodes hold none").code(), 8);
     }
 
     #[tokio::test]

@@ -1,6 +1,7 @@
 //! `console node show`: all details of one node, with its problems and their remedies.
 use clap::Args;
-use serde_json::json;
+use common::fault::Fault;
+use serde_json::{Value, json};
 use telemetry::NodeReport;
 use topology::Exclusion;
 
@@ -38,12 +39,24 @@ pub(super) async fn run(options: Show) -> Result<u8, Failure> {
                 let mut object = object(&node.address, &answer);
                 object["unread"] = json!(report.health.unread());
                 object["out"] = json!(entry);
+                object["place"] = place(report);
+                let kv = report.kv.map(|kv| json!({"held": kv.held, "kept": kv.kept, "total": kv.total}));
+                object["kv_blocks"] = json!(kv);
+                object["next"] = json!(report.fault.as_ref().map(Fault::next));
                 Ok(Seen { lines: lines(&node.address, report, entry), object, code: 0 })
             }
             Err(fault) => Err(fault.clone().into()),
         }
     })
     .await
+}
+
+/// The place of a node in its topology as an object; null without one.
+fn place(report: &NodeReport) -> Value {
+    let Some((topology, _, index)) = &report.topology else { return Value::Null };
+    let (place, member) = (topology.place(*index), &topology.members[index.index()]);
+    json!({"replica": place.replica, "stage": place.stage, "rank": place.rank.0, "head": place.is_head(),
+        "layers": [member.layers.start, member.layers.end], "threads": member.threads, "spin": member.spin})
 }
 
 fn lines(address: &str, report: &NodeReport, out: Option<&Exclusion>) -> Vec<String> {
@@ -82,7 +95,7 @@ fn lines(address: &str, report: &NodeReport, out: Option<&Exclusion>) -> Vec<Str
         rows.push(("fault", format!("{fault}; {}", fault.next())));
     }
     let rows = rows.into_iter().map(|(name, text)| format!("{name:<12} {text}"));
-    let mut lines: Vec<String> = rows.chain(report.health.readings()).map(|line| output::clean(&line)).collect();
+    let mut lines: Vec<String> = rows.chain(report.readings()).map(|line| output::clean(&line)).collect();
     let findings = report.health.findings();
     lines.push(String::new());
     if findings.is_empty() {
@@ -98,11 +111,11 @@ fn lines(address: &str, report: &NodeReport, out: Option<&Exclusion>) -> Vec<Str
 
 #[cfg(test)]
 mod tests {
-    use common::units::Celsius;
-    use telemetry::Health;
+    use common::units::{Bytes, Celsius};
+    use telemetry::{Health, NodeState, health::MemoryUse};
 
     use super::*;
-    use crate::client::fake_node::idle_report;
+    use crate::{client::fake_node::idle_report, fixtures::running};
 
     #[test]
     fn node_is_shown_with_findings_and_remedies() {
@@ -112,5 +125,24 @@ mod tests {
         for part in ["pi1 at 10.0.0.1:9999", "idle", "84.0", "fix: "] {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }
+    }
+
+    #[test]
+    fn limit_of_the_settings_is_shown_below_the_memory() {
+        let memory = MemoryUse { total: Bytes(8 << 30), available: Bytes(7 << 30), ..MemoryUse::default() };
+        let health = Health { memory: Some(memory), page: Some(Bytes(16 << 10)), ..Health::default() };
+        let report = NodeReport { health, memory_max: Some(Bytes(3 << 30)), ..idle_report("pi1") };
+        let shown = lines("10.0.0.1:9999", &report, None);
+        let place = shown.iter().position(|line| line.starts_with("memory ")).expect("its memory is shown");
+        assert_eq!(shown[place + 1], "shard limit  3.0 GiB (memory_max_mib)");
+        assert_eq!(report.object()["memory_max"], 3_u64 << 30);
+    }
+
+    #[test]
+    fn object_has_the_place_that_is_shown() {
+        assert_eq!(place(&idle_report("pi1")), Value::Null);
+        let place = place(&running(1, NodeState::Ready, false));
+        assert_eq!((&place["stage"], &place["rank"], &place["head"]), (&json!(0), &json!(1), &json!(false)), "{place}");
+        assert_eq!(place["layers"].as_array().map(Vec::len), Some(2), "{place}");
     }
 }

@@ -1,6 +1,6 @@
 //! `console requests`: shows queued, running and finished requests of the heads, and cancels requests.
 use clap::Args;
-use common::latency::RequestTimes;
+use common::{fault::Fault, latency::RequestTimes};
 use serde_json::{Value, json};
 use telemetry::{NodeReport, RequestReport, RequestStage};
 
@@ -84,34 +84,38 @@ pub(crate) async fn run(options: Requests) -> Result<u8, Failure> {
 /// The name of a head and its requests.
 type Told = (String, Vec<RequestReport>);
 
-/// The requests of the heads of running topologies, or of all nodes if none runs.
+/// The requests of the heads of running topologies, or of all nodes if none runs. The exit code is that of a head that
+/// does not answer; other silent nodes, which may be heads of another topology, are only named.
 fn see(cluster: &Cluster, last: usize) -> Result<Seen, Failure> {
-    let groups = cluster.topologies().into_iter();
-    let heads: Vec<String> = groups
-        .flat_map(|(topology, _)| {
-            topology.layout.heads().filter_map(move |head| Some(topology.members.get(head.index())?.name.clone()))
-        })
-        .collect();
-    let (mut found, mut missing) = (Vec::new(), None);
+    let groups = cluster.topologies();
+    let heads = groups.iter().flat_map(|(topology, _)| {
+        topology.layout.heads().filter_map(move |head| Some(topology.members.get(head.index())?.name.as_str()))
+    });
+    let heads: Vec<&str> = heads.collect();
+    let members = groups.iter().flat_map(|(topology, _)| &topology.members).map(|member| member.name.as_str());
+    let members: Vec<&str> = members.collect();
+    let (mut found, mut away) = (Vec::new(), Vec::new());
+    let mut lost: Vec<Fault> = Vec::new();
     for node in &cluster.nodes {
         let name = cluster.name(node);
-        if !heads.is_empty() && !heads.iter().any(|head| head == name) {
-            continue;
-        }
+        let is_head = heads.is_empty() || heads.contains(&name);
         match &node.answer {
-            Ok((_, report)) => found.push((output::clean(name), told(report, last))),
-            // An excluded node does not count as missing.
-            Err(fault) if cluster.exclusion(node).is_none() => missing = Some(fault.clone()),
-            Err(_) => {}
+            Ok((_, report)) if is_head => found.push((output::clean(name), told(report, last))),
+            // An excluded node does not count as missing; a cordoned one may finish requests.
+            Err(fault) if cluster.may_be_member(node) && (is_head || !members.contains(&name)) => {
+                away.push((output::clean(name), fault.clone()));
+                lost.extend(is_head.then(|| fault.clone()));
+            }
+            _ => {}
         }
     }
-    if let (true, Some(fault)) = (found.is_empty(), &missing) {
-        return Err(fault.clone().into());
+    let code = lost.first().map_or(0, |fault| Failure::from(fault.clone()).code());
+    if let (true, Some(failure)) = (found.is_empty(), Failure::of_nodes(lost, Vec::new())) {
+        return Err(failure);
     }
-    let code = missing.as_ref().map_or(0, |fault| Failure::from(fault.clone()).code());
-    let heads = found.iter().map(|(name, requests)| object(name, requests)).collect::<Value>();
-    let away = missing.map(|fault| fault.node);
-    Ok(Seen { lines: lines(&found), object: json!({"heads": heads, "away": away}), code })
+    let heads: Value = found.iter().map(|(name, requests)| object(name, requests)).collect();
+    let silent: Value = away.iter().map(|(_, fault)| Failure::error_object(fault)).collect();
+    Ok(Seen { lines: lines(&found, &away), object: json!({"heads": heads, "away": silent}), code })
 }
 
 /// The queued and running requests, and the last `last` finished ones.
@@ -147,7 +151,7 @@ pub(crate) fn object(name: &str, requests: &[RequestReport]) -> Value {
     json!({"node": name, "running": objects(running), "ended": objects(ended)})
 }
 
-fn lines(found: &[Told]) -> Vec<String> {
+fn lines(found: &[Told], away: &[(String, Fault)]) -> Vec<String> {
     let count =
         |is: fn(&RequestStage) -> bool| found.iter().flat_map(|(_, all)| all).filter(|one| is(&one.stage)).count();
     let queued = count(|stage| matches!(stage, RequestStage::Queued));
@@ -163,6 +167,8 @@ fn lines(found: &[Told]) -> Vec<String> {
             lines.extend(shown.flat_map(|one| row(name, one)));
         }
     }
+    let away = away.iter().map(|(name, fault)| format!("{name}: {}; {}", fault.kind, fault.next()));
+    lines.extend(away.map(|line| output::clean(&line)));
     lines
 }
 
@@ -229,7 +235,43 @@ async fn end(options: Cancel) -> Result<u8, Failure> {
 
 #[cfg(test)]
 mod tests {
+    use assignment::fixtures;
+    use topology::{Layout, Member, Topology};
+
     use super::*;
+    use crate::client::fake_node::{FakeNode, Script};
+
+    #[tokio::test]
+    async fn silent_nodes_that_may_be_heads_are_named() {
+        let node = FakeNode::start("pi1", Script::default()).await;
+        let [member, other] = ["127.0.0.1:1", "127.0.0.1:2"];
+        let sample = fixtures::topology();
+        let members = [("pi1", node.address.as_str()), ("pi2", member)].map(|(name, address)| {
+            let (name, address) = (name.to_owned(), address.to_owned());
+            Member { name, address, ..sample.members[0].clone() }
+        });
+        let mut topology = Topology { layout: Layout::tensor_parallel(2), members: members.to_vec(), ..sample };
+        node.serves(&topology, 0, true);
+        let seen = async |addresses: &[&str]| {
+            let addresses: Vec<String> = addresses.iter().map(|address| (*address).to_owned()).collect();
+            see(&Cluster::dial(&addresses).await, 10).expect("a head answers")
+        };
+        let quiet = seen(&[node.address.as_str(), member]).await;
+        assert_eq!((quiet.code, &quiet.object["away"]), (0, &json!([])), "pi2 is no head");
+        let spare = seen(&[node.address.as_str(), member, other]).await;
+        assert_eq!((spare.code, &spare.object["away"][0]["node"]), (0, &json!(other)), "every known head answers");
+        assert!(spare.lines.last().is_some_and(|line| line.starts_with(other)), "{:?}", spare.lines);
+        topology.layout = Layout::alike(2, 1, 1);
+        node.serves(&topology, 0, true);
+        let lost = seen(&[node.address.as_str(), member]).await;
+        assert_eq!((lost.code, &lost.object["away"][0]["node"]), (3, &json!(member)), "pi2 is a head");
+        node.forget();
+        let unsure = seen(&[node.address.as_str(), other]).await;
+        assert_eq!((unsure.code, &unsure.object["away"][0]["node"]), (3, &json!(other)), "no head is known");
+        let none = see(&Cluster::dial(&[member.to_owned(), other.to_owned()]).await, 10);
+        let failure = none.map(|seen| seen.code).expect_err("no node answers");
+        assert!(failure.code() == 3 && failure.to_string().contains(other), "{failure}");
+    }
 
     #[test]
     fn a_request_is_named_by_node_and_number() {

@@ -67,10 +67,12 @@ async fn one_by_one(options: RestartOptions) -> Result<u8, Failure> {
         (Ok(()), _) => {
             let seconds = begun.elapsed().as_secs_f64();
             if options.json {
-                output::line(&json!({"restarted": named(&which), "seconds": seconds}).to_string());
+                let object = json!({"restarted": named(&which), "seconds": seconds, "left_out": out});
+                output::line(&object.to_string());
             } else {
                 let nodes = if which.len() == 1 { "node" } else { "nodes" };
-                output::line(&format!("{} {nodes} restarted in {seconds:.1} s", which.len()));
+                let rest = if out.is_empty() { String::new() } else { format!(".{}", sentence(&out)) };
+                output::line(&format!("{} {nodes} restarted in {seconds:.1} s{rest}", which.len()));
             }
             Ok(0)
         }

@@ -11,7 +11,7 @@ use super::{RestartOptions, Verb};
 
 use crate::cli::{
     Failure,
-    shared::{interrupts::Interrupts, output},
+    shared::{interrupts::Interrupts, output, silent::SilentNodes},
 };
 use crate::client::{
     cluster::Cluster,
@@ -30,12 +30,17 @@ pub(super) async fn run(options: &RestartOptions) -> Result<u8, Failure> {
     let mut interrupts = Interrupts::listen()?;
     let cluster = interrupts.end(async { Ok::<_, Failure>(Cluster::dial(&addresses).await) }).await?;
     let Some(begun) = begin(options, &cluster, &mut interrupts).await? else { return Ok(0) };
+    let out = super::left_out(&cluster, &options.only);
+    if options.consent.yes {
+        // Otherwise the question has named them.
+        out.iter().for_each(|node| output::note(&format!("left out: {node}")));
+    }
     if options.detach {
-        tell(&begun, options.json, None);
+        tell(&begun, options.json, &[("left_out", json!(out))]);
         return Ok(0);
     }
     drop(cluster);
-    interrupts.end(watch(&addresses, options.json)).await
+    interrupts.end(watch(&addresses, options.json, Some(out))).await
 }
 
 /// Watches, pauses, resumes or aborts the current rolling restart. Signals stop the watching, not the restart.
@@ -43,7 +48,7 @@ pub(super) async fn control(options: &RestartOptions, verb: Verb) -> Result<u8, 
     let addresses: Vec<String> = options.nodes.nodes.iter().map(|node| with_port(node)).collect();
     let mut interrupts = Interrupts::listen()?;
     let (what, phase) = match verb {
-        Verb::Status => return interrupts.end(watch(&addresses, options.json)).await,
+        Verb::Status => return interrupts.end(watch(&addresses, options.json, None)).await,
         Verb::Pause => ("Pause", Phase::Paused(format!("requested by {}", own_name()))),
         Verb::Resume => ("Resume", Phase::Runs),
         Verb::Abort => ("Abort", Phase::Aborted),
@@ -53,33 +58,37 @@ pub(super) async fn control(options: &RestartOptions, verb: Verb) -> Result<u8, 
         options.consent.obtain(&format!("{what} the rolling restart?"), &Value::Null, options.json).await?;
         return Ok(0);
     }
-    let changing = async { in_phase(&Cluster::dial(&addresses).await, phase).await };
-    let changed = interrupts.end(changing).await?;
+    let changing = async {
+        let cluster = Cluster::dial(&addresses).await;
+        let changed = in_phase(&cluster, phase).await?;
+        Ok::<_, Failure>((changed, SilentNodes::of(&cluster)))
+    };
+    let (changed, silent) = interrupts.end(changing).await?;
+    silent.note("have missed this");
     if verb != Verb::Resume {
-        tell(&changed, options.json, None);
+        tell(&changed, options.json, &[("away", silent.objects())]);
         return Ok(0);
     }
-    interrupts.end(watch(&addresses, options.json)).await
+    interrupts.end(watch(&addresses, options.json, None)).await
 }
 
 /// Checks that there is a rolling restart to pause, resume or abort.
 ///
 /// # Errors
-/// There is none, or a node that may store it does not answer.
+/// There is none, or no node stores one and a node that may store it does not answer.
 async fn open(addresses: &[String]) -> Result<(), Failure> {
     let cluster = Cluster::dial(addresses).await;
-    let found = rolling(&cluster).await;
-    if found.is_none() {
+    match rolling(&cluster).await {
+        Some(rolling) if matches!(rolling.phase, Phase::Runs | Phase::Paused(_)) => return Ok(()),
+        // The nodes that answer store the latest one, unless it was started without them.
+        Some(_) => SilentNodes::of(&cluster).note("store a later restart"),
         // An unreachable node may store a restart, so report the node as unreachable instead of "no restart".
-        cluster.usable()?;
+        None => drop(cluster.usable()?),
     }
-    match found {
-        Some(rolling) if matches!(rolling.phase, Phase::Runs | Phase::Paused(_)) => Ok(()),
-        _ => Err(Failure::State {
-            message: "no rolling restart is running or paused on these nodes".into(),
-            next: "start one with console restart --rolling",
-        }),
-    }
+    Err(Failure::State {
+        message: "no rolling restart is running or paused on these nodes".into(),
+        next: "start one with console restart --rolling",
+    })
 }
 
 /// Starts a rolling restart. `None` after a dry run or a refusal.
@@ -105,11 +114,11 @@ async fn begin(
     interrupts.end(async { Ok::<_, Failure>(Some(begun.await?)) }).await
 }
 
-/// Reports each step until the restart ends or pauses.
+/// Reports each step until the restart ends or pauses. `out`: the nodes that it leaves out, if they are known.
 ///
 /// # Errors
 /// No node stores a restart, a node that may store it does not answer, or none has answered for 60 s.
-async fn watch(addresses: &[String], json: bool) -> Result<u8, Failure> {
+async fn watch(addresses: &[String], json: bool, out: Option<Vec<String>>) -> Result<u8, Failure> {
     let begun = Instant::now();
     let mut seen: Option<u64> = None;
     let mut silent = Instant::now();
@@ -123,7 +132,11 @@ async fn watch(addresses: &[String], json: bool) -> Result<u8, Failure> {
                 let is_new = seen.replace(rolling.revision) != Some(rolling.revision);
                 let is_over = !rolling.is_running();
                 if is_over {
-                    tell(&rolling, json, Some(begun.elapsed()));
+                    let silent = SilentNodes::of(&cluster);
+                    silent.note("store a later restart");
+                    let mut more = vec![("seconds", json!(begun.elapsed().as_secs_f64())), ("away", silent.objects())];
+                    more.extend(out.map(|out| ("left_out", json!(out))));
+                    tell(&rolling, json, &more);
                     return Ok(if rolling.phase == Phase::Done { 0 } else { 1 });
                 }
                 if is_new {
@@ -161,7 +174,8 @@ fn line(rolling: &Rolling) -> String {
     }
 }
 
-fn tell(rolling: &Rolling, json: bool, took: Option<Duration>) {
+/// Prints the state of a restart; `more`: further fields of its object.
+fn tell(rolling: &Rolling, json: bool, more: &[(&str, Value)]) {
     if !json {
         return output::line(&line(rolling));
     }
@@ -173,7 +187,32 @@ fn tell(rolling: &Rolling, json: bool, took: Option<Duration>) {
         Phase::Done => "done",
     };
     let names: Value = rolling.targets.iter().map(|(name, _)| name.as_str()).collect();
-    let seconds = took.map(|took| took.as_secs_f64());
-    let object = json!({"phase": phase, "reason": reason, "done": rolling.done, "nodes": names, "seconds": seconds});
+    let mut object = json!({"phase": phase, "reason": reason, "done": rolling.done, "nodes": names, "seconds": null});
+    more.iter().for_each(|(name, value)| object[*name] = value.clone());
     output::line(&object.to_string());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::{
+        fake_node::{FakeNode, Script},
+        recovery::change,
+    };
+
+    #[tokio::test]
+    async fn silent_spare_hides_no_restart_once_a_node_stores_one() {
+        let node = FakeNode::start("pi1", Script::default()).await;
+        let addresses = [node.address.clone(), "127.0.0.1:1".to_owned()];
+        let found = async || open(&addresses).await.map_err(|failure| failure.code());
+        assert_eq!(found().await, Err(3), "the silent node may store one");
+        for (phase, expected) in [(Phase::Done, Err(8)), (Phase::Runs, Ok(()))] {
+            let targets = vec![("pi1".to_owned(), node.address.clone())];
+            let (before, by) = (None, "me@here".to_owned());
+            let rolling = Rolling { targets, done: 0, before, phase, drain_ms: 0, by, revision: 0 };
+            let cluster = Cluster::dial(&addresses).await;
+            change(&cluster, |_| Ok(rolling)).await.expect("pi1 stores it");
+            assert_eq!(found().await, expected);
+        }
+    }
 }

@@ -2,7 +2,7 @@
 use std::process::ExitCode;
 
 use common::fault::{Fault, FaultClass};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::cli::shared::{output, paint};
 use crate::http::HttpError;
@@ -49,6 +49,18 @@ pub enum Failure {
     /// The operator declined the confirmation.
     #[error("cancelled")]
     Declined,
+    /// Several nodes failed, or only some of all.
+    #[error("{}", partly(fault, others, done))]
+    Partial {
+        /// The first fault.
+        fault: Box<Fault>,
+        /// The faults of further nodes.
+        others: Vec<Fault>,
+        /// Names of the nodes on which the command succeeded.
+        done: Vec<String>,
+        /// The next step.
+        next: String,
+    },
     /// A restart of nodes was not completed.
     #[error("{}not restarted: {}", fault.as_ref().map_or(String::new(), |fault| format!("{fault}; ")), remaining.join(", "))]
     Unfinished {
@@ -65,11 +77,33 @@ pub enum Failure {
 }
 
 impl Failure {
+    /// The failure of a command that succeeded on the nodes named in `done`. `None` without a fault.
+    pub(crate) fn of_nodes(faults: impl IntoIterator<Item = Fault>, done: Vec<String>) -> Option<Self> {
+        let mut faults = faults.into_iter();
+        let fault = faults.next()?;
+        let others: Vec<Fault> = faults.collect();
+        if others.is_empty() && done.is_empty() {
+            return Some(fault.into());
+        }
+        let next = fault.next();
+        Some(Self::Partial { fault: Box::new(fault), others, done, next })
+    }
+
+    /// The same failure, with a next step that fits the command better than that of its first fault.
+    pub(crate) fn with_next(self, next: String) -> Self {
+        match self {
+            Self::Fault(fault) => Self::Advised { fault: Box::new(fault), next },
+            Self::Advised { fault, .. } => Self::Advised { fault, next },
+            Self::Partial { fault, others, done, .. } => Self::Partial { fault, others, done, next },
+            other => other,
+        }
+    }
+
     /// The exit code (table in docs/operate.md).
     pub fn code(&self) -> u8 {
         match self {
             Self::Fault(fault) => code_of(fault),
-            Self::Advised { fault, .. } => code_of(fault),
+            Self::Advised { fault, .. } | Self::Partial { fault, .. } => code_of(fault),
             Self::Http(error) => code_of_http(error),
             Self::Unfinished { fault: Some(fault), .. } => code_of(fault),
             Self::Unfinished { code, .. } => *code,
@@ -81,11 +115,18 @@ impl Failure {
         }
     }
 
+    /// The error object of a fault, for an object that reports on several nodes.
+    pub(crate) fn error_object(fault: &Fault) -> Value {
+        Self::from(fault.clone()).json()["error"].take()
+    }
+
     /// The object that `--json` prints.
-    pub fn json(&self) -> serde_json::Value {
+    pub fn json(&self) -> Value {
         let (code, node, next) = match self {
             Self::Fault(fault) => (fault.kind.code(), Some(fault.node.as_str()), Some(fault.next())),
-            Self::Advised { fault, next } => (fault.kind.code(), Some(fault.node.as_str()), Some(next.clone())),
+            Self::Advised { fault, next } | Self::Partial { fault, next, .. } => {
+                (fault.kind.code(), Some(fault.node.as_str()), Some(next.clone()))
+            }
             Self::Unfinished { fault: Some(fault), .. } => {
                 (fault.kind.code(), Some(fault.node.as_str()), Some(fault.next()))
             }
@@ -102,6 +143,10 @@ impl Failure {
         let mut object = json!({"error": {"code": code, "message": self.to_string(), "node": node, "next": next}});
         if let Self::Unfinished { remaining, .. } = self {
             object["error"]["remaining"] = json!(remaining);
+        }
+        if let Self::Partial { others, done, .. } = self {
+            object["error"]["others"] = others.iter().map(Self::error_object).collect();
+            object["error"]["done"] = json!(done);
         }
         object
     }
@@ -138,6 +183,15 @@ fn code_of_http(error: &HttpError) -> u8 {
         HttpError::Lost { .. } | HttpError::Diverged { .. } => 5,
         HttpError::Timeout { .. } | HttpError::Malformed { .. } | HttpError::Refused { .. } => 1,
     }
+}
+
+/// All faults, and the nodes on which the command succeeded.
+fn partly(fault: &Fault, others: &[Fault], done: &[String]) -> String {
+    let mut parts: Vec<String> = std::iter::once(fault).chain(others).map(ToString::to_string).collect();
+    if !done.is_empty() {
+        parts.push(format!("done on {}", done.join(", ")));
+    }
+    parts.join("; ")
 }
 
 /// An error and its causes, without causes that the text already contains.
@@ -182,6 +236,23 @@ mod tests {
     }
 
     #[test]
+    fn failure_of_some_nodes_names_each_and_those_that_succeeded() {
+        let fault = |node: &str| Fault::new(node, FaultKind::Draining);
+        assert!(Failure::of_nodes([], vec!["pi1".into()]).is_none());
+        let one = Failure::of_nodes([fault("pi2")], Vec::new()).expect("a node failed");
+        assert!(matches!(&one, Failure::Fault(only) if *only == fault("pi2")), "{one:?}");
+        let some = Failure::of_nodes([fault("pi2"), fault("pi3")], vec!["pi1".into()]).expect("nodes failed");
+        let (text, error) = (some.to_string(), some.json()["error"].take());
+        assert_eq!((some.code(), &error["code"], &error["node"]), (4, &json!("draining"), &json!("pi2")));
+        assert!(
+            text.contains("node pi2: ") && text.contains("node pi3: ") && text.ends_with("; done on pi1"),
+            "{text}"
+        );
+        assert_eq!((&error["others"][0]["node"], &error["done"]), (&json!("pi3"), &json!(["pi1"])));
+        assert!(error["next"].as_str().is_some_and(|next| !next.is_empty()), "{error}");
+    }
+
+    #[test]
     fn next_step_is_left_out_if_there_is_none() {
         for failure in [Failure::Declined, anyhow::anyhow!("broken").into()] {
             assert!(failure.json()["error"]["next"].is_null(), "{failure}");
@@ -190,6 +261,18 @@ mod tests {
         let advised = Failure::Advised { fault, next: "wait for pi2".into() };
         assert_eq!((advised.code(), &advised.json()["error"]["next"]), (4, &"wait for pi2".into()));
         assert_eq!(advised.json()["error"]["code"], "draining");
+    }
+
+    #[test]
+    fn other_next_step_keeps_all_faults() {
+        let faults = ["pi1", "pi2"].map(|node| Fault::new(node, FaultKind::Draining));
+        for count in 1..=2 {
+            let failure = Failure::of_nodes(faults[..count].to_vec(), Vec::new()).expect("a node failed");
+            let error = failure.with_next("wait".into()).json()["error"].take();
+            assert_eq!((&error["next"], &error["node"]), (&json!("wait"), &json!("pi1")), "{error}");
+            assert_eq!(error["others"].as_array().map_or(0, Vec::len), count - 1, "{error}");
+        }
+        assert!(Failure::Declined.with_next("wait".into()).json()["error"]["next"].is_null());
     }
 
     #[test]

@@ -18,13 +18,20 @@ use crate::{
 
 /// Opens a session with every node that is not excluded, in order.
 pub(crate) async fn open(nodes: &[String]) -> Result<Vec<Arc<Session>>, Failure> {
+    Ok(open_included(nodes).await?.0)
+}
+
+/// As [`open`], also with the names of the excluded nodes.
+pub(crate) async fn open_included(nodes: &[String]) -> Result<(Vec<Arc<Session>>, Vec<String>), Failure> {
     let addresses: Vec<String> = nodes.iter().map(|node| with_port(node)).collect();
     let cluster = Cluster::dial(&addresses).await;
+    let mut out = Vec::new();
     for entry in cluster.out() {
         let (node, by) = (output::clean(&entry.node), output::clean(&entry.by));
         output::note(&format!("{node} is excluded: {} ({by})", output::clean(entry.reason.as_deref().unwrap_or(""))));
+        out.push(node);
     }
-    Ok(cluster.usable()?)
+    Ok((cluster.usable()?, out))
 }
 
 /// Assigns a topology, with progress on standard error if it is a terminal.

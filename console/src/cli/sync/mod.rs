@@ -25,7 +25,7 @@ use crate::cli::{
     },
     shared::{
         options::Nodes,
-        output,
+        other_topologies, output,
         watch::{Look, Seen, look_at},
     },
 };
@@ -53,7 +53,10 @@ pub(crate) async fn run(options: Sync) -> Result<u8, Failure> {
     let mut seen_steps: BTreeMap<String, u64> = BTreeMap::new();
     look_at(&options.nodes.nodes, &options.look, async |cluster| {
         let members = members(cluster, &mut seen_steps).await?;
-        Ok(Picture::of(cluster, &members)?.seen(&options.layers))
+        let mut seen = Picture::of(cluster, &members)?.seen(&options.layers);
+        seen.lines.extend(other_topologies::lines(cluster, "console sync"));
+        seen.object["others"] = other_topologies::objects(cluster);
+        Ok(seen)
     })
     .await
 }
@@ -68,6 +71,8 @@ struct Of {
     shard: Bytes,
     /// Why there is no report, or why the member does not serve.
     fault: Option<Fault>,
+    /// Whether it is among the given nodes.
+    is_given: bool,
 }
 
 /// The straggler in the new steps, see [`retain_new`], with a sentence on shares and cause.
@@ -93,6 +98,7 @@ async fn members(cluster: &Cluster, seen: &mut BTreeMap<String, u64>) -> Result<
     let mut found = Vec::with_capacity(topology.members.len());
     for member in &topology.members {
         let node = cluster.nodes.iter().find(|node| cluster.name(node) == member.name);
+        let is_given = node.is_some();
         let answer = node.and_then(|node| node.answer.as_ref().ok());
         let (mut list, mut health) = (Vec::new(), Health::default());
         let (mut hops, mut shard) = (Vec::new(), Bytes(0));
@@ -106,7 +112,7 @@ async fn members(cluster: &Cluster, seen: &mut BTreeMap<String, u64>) -> Result<
             }
         }
         retain_new(&mut list, seen.entry(member.name.clone()).or_default());
-        found.push(Of { name: output::clean(&member.name), health, records: list, hops, shard, fault });
+        found.push(Of { name: output::clean(&member.name), health, records: list, hops, shard, fault, is_given });
     }
     Ok(found)
 }
@@ -261,6 +267,11 @@ impl<'a> Picture<'a> {
         let faults: Vec<(&str, &Fault)> =
             self.members.iter().filter_map(|of| Some((of.name.as_str(), of.fault.as_ref()?))).collect();
         lines.extend(faults.iter().map(|(name, fault)| format!("{name}: {}", output::clean(&fault.to_string()))));
+        let not_asked = self.members.iter().filter(|of| !of.is_given).map(|of| of.name.as_str());
+        let not_asked: Vec<&str> = not_asked.collect();
+        if !not_asked.is_empty() {
+            lines.push(format!("not asked: {}; name all members with --nodes", not_asked.join(", ")));
+        }
         lines.push(sentence.clone().unwrap_or_else(|| match self.steps {
             0 if self.boundaries.is_empty() => "idle: no all-reduces since the last sample".into(),
             0 => "no all-reduces; the latest hand-overs:".into(),
@@ -288,6 +299,7 @@ impl<'a> Picture<'a> {
         object["hand_overs"] = self.boundaries.iter().map(|boundary| self.boundary_object(boundary)).collect();
         object["faults"] =
             faults.iter().map(|(name, fault)| json!({"node": name, "fault": fault.to_string()})).collect();
+        object["not_asked"] = json!(not_asked);
         let code = faults.first().map_or(0, |(_, fault)| Failure::from((*fault).clone()).code());
         Seen { lines, object, code }
     }
@@ -309,6 +321,7 @@ impl<'a> Picture<'a> {
         let temperature = of.health.temperature.map_or("-".into(), |celsius| format!("{:.1}", celsius.0));
         let words: Vec<String> = of.health.warnings().iter().map(|warning| warning.short()).collect();
         let words = match (&of.fault, words.is_empty()) {
+            _ if !of.is_given => "not asked".into(),
             (Some(_), _) => "does not serve".into(),
             (None, true) => "ok".into(),
             (None, false) => words.join(", "),
@@ -348,7 +361,9 @@ impl<'a> Picture<'a> {
         json!({"node": of.name, "member": row.member, "rank": row.rank, "stage": row.stage, "late": row.late, "last": row.last,
             "count": row.count, "compute_ns": own, "wait_ns": wait, "wire_ns": wire,
             "first_ns": row.arrival[0].0, "way_ns": row.arrival[1].0, "network_fraction": ratio((wait + wire) as f64, (own + wait + wire) as f64),
-            "cause": of.health.cause_beside(&others(self.members, row.member)).map(|cause| cause.to_string())})
+            "cause": of.health.cause_beside(&others(self.members, row.member)).map(|cause| cause.to_string()),
+            "celsius": of.health.temperature.map(|celsius| celsius.0),
+            "warnings": of.health.warnings().iter().map(|warning| warning.short()).collect::<Vec<_>>()})
     }
 
     fn layer_lines(&self, only: &[u32]) -> Vec<String> {

@@ -7,7 +7,8 @@ use common::{
 use super::*;
 
 fn member(name: &str, fault: Option<Fault>) -> Of {
-    Of { name: name.into(), health: Health::default(), records: Vec::new(), hops: Vec::new(), shard: Bytes(1), fault }
+    let (health, records, hops, shard) = (Health::default(), Vec::new(), Vec::new(), Bytes(1));
+    Of { name: name.into(), health, records, hops, shard, fault, is_given: true }
 }
 
 fn picture(members: &[Of]) -> Picture<'_> {
@@ -37,6 +38,18 @@ fn broken_cluster_is_reported_and_sets_exit_code() {
     let quiet = picture(&members).seen(&[]);
     assert_eq!((quiet.code, &quiet.object["faults"]), (0, &json!([])));
     assert!(quiet.lines.iter().any(|line| line.starts_with("idle")), "{:?}", quiet.lines);
+}
+
+#[test]
+fn member_that_was_not_asked_is_not_shown_as_healthy() {
+    let members = [member("pi1", None), Of { is_given: false, ..member("pi2", None) }];
+    let (late, none) = (0.0, Nanoseconds(0));
+    let (means, arrival) = ([none; 3], [none; 2]);
+    let row = RankSyncRow { member: 1, rank: 1, stage: 0, late, last: late, means, arrival, count: 0 };
+    let seen = Picture { rows: vec![row], ..picture(&members) }.seen(&[]);
+    assert_eq!((seen.code, &seen.object["not_asked"]), (0, &json!(["pi2"])));
+    assert!(seen.lines.iter().any(|line| line.starts_with("not asked: pi2;")), "{:?}", seen.lines);
+    assert!(seen.lines.iter().any(|line| line.starts_with("pi2") && line.ends_with("not asked")), "{:?}", seen.lines);
 }
 
 /// Steps of the records that are kept of those from `first` to `last`, if those up to `seen` were seen before.

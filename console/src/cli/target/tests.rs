@@ -29,6 +29,7 @@ fn required(command: &clap::Command) -> Vec<String> {
         "adopt" => return words("x --ssh"),
         "generate" | "profile" => return words("--model m --prompt x"),
         "node" => return words("--kernels"),
+        "verify" => return words("x"),
         _ => {}
     }
     let mut given = Vec::new();

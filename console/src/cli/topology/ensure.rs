@@ -43,6 +43,8 @@ struct Held<'a> {
     topology: &'a Topology,
     hash: TopologyHash,
     requests: u32,
+    /// Number of its members that answer.
+    answering: usize,
 }
 
 impl Reached {
@@ -72,7 +74,7 @@ impl Reached {
     /// The model files of the nodes that answer.
     ///
     /// # Errors
-    /// No node answers.
+    /// No node answers, or can list its files.
     pub(crate) async fn files(&self, named: usize) -> Result<ModelFiles, Failure> {
         let answering = self.cluster.nodes.iter().filter_map(|node| node.session().ok());
         let answering: Vec<Arc<Session>> = answering.collect();
@@ -80,6 +82,7 @@ impl Reached {
             self.usable(named)?;
         }
         let mut files = ModelFiles::ask(&answering).await;
+        files.ensure_listed()?;
         files.mark_excluded(&self.cluster);
         Ok(files)
     }
@@ -145,8 +148,8 @@ impl Reached {
                 continue;
             };
             match held.iter_mut().find(|held| held.hash == *hash) {
-                Some(held) => held.requests += report.requests,
-                None => held.push(Held { topology, hash: *hash, requests: report.requests }),
+                Some(held) => (held.requests, held.answering) = (held.requests + report.requests, held.answering + 1),
+                None => held.push(Held { topology, hash: *hash, requests: report.requests, answering: 1 }),
             }
         }
         held
@@ -165,7 +168,7 @@ impl Reached {
         let words: Vec<String> = held.iter().map(Held::words).collect();
         let object = held.iter().map(|held| {
             let (layout, model) = (held.topology.layout.to_string(), &held.topology.model);
-            json!({"topology": layout, "model": model, "requests": held.requests})
+            json!({"topology": layout, "model": model, "requests": held.requests, "silent_members": held.silent()})
         });
         Some((words.join(" and "), object.collect()))
     }
@@ -193,12 +196,21 @@ impl Held<'_> {
             && names.eq(self.topology.members.iter().map(|member| &member.name))
     }
 
+    /// Number of its members that do not answer: they may run further requests.
+    fn silent(&self) -> usize {
+        self.topology.members.len().saturating_sub(self.answering)
+    }
+
     fn words(&self) -> String {
         let names: Vec<&str> = self.topology.members.iter().map(|member| member.name.as_str()).collect();
         let requests = match self.requests {
             0 => "no running requests".to_owned(),
             1 => "1 running request".to_owned(),
             count => format!("{count} running requests"),
+        };
+        let requests = match self.silent() {
+            0 => requests,
+            silent => format!("{requests} on those that answer; {silent} of {} do not", names.len()),
         };
         let (layout, model) = (self.topology.layout, &self.topology.model);
         output::clean(&format!("{layout} with {model} on {} ({requests})", names.join(", ")))

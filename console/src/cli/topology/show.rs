@@ -7,7 +7,8 @@ use crate::{
         Failure,
         shared::{
             options::Nodes,
-            output,
+            other_topologies, output,
+            silent::SilentNodes,
             watch::{Look, Seen, look_at},
         },
     },
@@ -42,8 +43,13 @@ fn see(cluster: &Cluster) -> Result<Seen, Failure> {
     let file = TopologyFile::of(topology);
     let epoch = reports.first().map(|report| report.epoch.0);
     let (layout, serving) = (topology.layout.to_string(), cluster.is_serving());
-    let object = json!({"layout": layout, "epoch": epoch, "serving": serving, "file": file});
+    let silent = SilentNodes::of(cluster);
+    let object = json!({"layout": layout, "epoch": epoch, "serving": serving, "file": file,
+        "others": other_topologies::objects(cluster), "away": silent.objects()});
     let mut lines = vec![format!("# {layout} on {} nodes", topology.members.len())];
+    // As comments of the file.
+    let others = other_topologies::lines(cluster, "console topology show");
+    lines.extend(others.into_iter().chain(silent.lines()).map(|line| format!("# {}", line.replace('\n', " "))));
     lines.extend(output::clean(&file.text()).lines().map(str::to_owned));
     Ok(Seen { lines, object, code: 0 })
 }

@@ -1,13 +1,13 @@
 //! `console topology take-over`: the reachable members continue without the lost ones.
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{
     cli::{
         Failure,
         node::dial,
-        shared::{confirm::Consent, options::Nodes, output},
+        shared::{confirm::Consent, options::Nodes, output, silent::SilentNodes},
     },
-    client::recovery::take_over,
+    client::recovery::{TakenOver, take_over},
 };
 
 /// Options of `console topology take-over`.
@@ -27,14 +27,18 @@ pub(super) async fn run(options: &TakeOver) -> Result<u8, Failure> {
     let cluster = dial(&options.nodes, None).await;
     let question =
         "Do the unreachable members serve no clients any more? If so, the remaining members continue without them.";
-    if !options.consent.obtain(question, &serde_json::Value::Null, options.json).await? {
+    if !options.consent.obtain(question, &Value::Null, options.json).await? {
         return Ok(0);
     }
-    let names = take_over(&cluster).await?;
+    let TakenOver { told, refused } = take_over(&cluster).await?;
+    let silent = SilentNodes::of(&cluster);
     if options.json {
-        output::line(&json!({"told": names}).to_string());
+        let refused: Value = refused.iter().map(Failure::error_object).collect();
+        output::line(&json!({"told": told, "refused": refused, "away": silent.objects()}).to_string());
     } else {
-        let names: Vec<String> = names.iter().map(|name| output::clean(name)).collect();
+        let names: Vec<String> = told.iter().map(|name| output::clean(name)).collect();
+        refused.iter().for_each(|fault| output::note(&output::clean(&format!("{fault}; {}", fault.next()))));
+        silent.lines().iter().for_each(|line| output::note(line));
         output::line(&format!(
             "{} may continue without the others; run console status to see when the cluster serves",
             names.join(", ")

@@ -68,7 +68,9 @@ pub(super) async fn run(options: &UnloadTopology) -> Result<u8, Failure> {
     let requests: u32 = reports.iter().map(|report| report.requests).sum();
     let plan = json!({"topology": topology.layout.to_string(), "model": topology.model, "nodes": nodes,
         "requests": requests});
-    let question = format!("Unload {what} from {} ({requests} running requests)?", nodes.join(", "));
+    // A head that does not answer may run more.
+    let least = if reports.len() < topology.members.len() { "at least " } else { "" };
+    let question = format!("Unload {what} from {} ({least}{requests} running requests)?", nodes.join(", "));
     if !options.consent.obtain(&question, &plan, options.json).await? {
         return Ok(0);
     }
@@ -77,19 +79,21 @@ pub(super) async fn run(options: &UnloadTopology) -> Result<u8, Failure> {
     let epoch = reports.iter().map(|report| report.epoch).max().unwrap_or_default();
     let committed = Committed::new(epoch, (*topology).clone());
     let faults = unload(&sessions, &committed, !options.now).await?;
-    let (mut confirmed, mut unconfirmed) = (Vec::new(), Vec::new());
+    let (mut confirmed, mut unconfirmed, mut reasons) = (Vec::new(), Vec::new(), Vec::new());
     for member in &topology.members {
         let name = output::clean(&member.name);
         match why_unconfirmed(&cluster, member, &faults) {
             Some(why) => {
                 output::note(&output::clean(&format!("{name} has not confirmed the unload: {why}")));
+                reasons.push(json!({"node": name, "why": why}));
                 unconfirmed.push(name);
             }
             None => confirmed.push(name),
         }
     }
     if options.json {
-        let object = json!({"unloaded": topology.model, "nodes": confirmed, "unconfirmed": unconfirmed});
+        let object = json!({"unloaded": topology.model, "nodes": confirmed, "unconfirmed": unconfirmed,
+            "reasons": reasons});
         output::line(&object.to_string());
     } else {
         output::line(&format!("{what} is unloaded from {}", confirmed.join(", ")));

@@ -217,11 +217,17 @@ async fn check(options: &Up, nodes: &[String], log: &mut SetupLog) -> Result<(),
     let findings = examination.findings();
     let count = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
     let (errors, warnings) = (count(Severity::Error), count(Severity::Warning));
-    if errors > 0 {
+    let unexamined = examination.faults().count();
+    if errors + unexamined > 0 {
         examination.lines().iter().for_each(|line| output::note(&format!("      {}", output::clean(line))));
     }
-    log.done(&format!("{errors} errors, {warnings} warnings; details: console doctor"));
-    if errors == 0 || options.consent.yes || log.is_rehearsal() {
+    let examined = match unexamined {
+        0 => String::new(),
+        1 => "; 1 node is not completely examined".to_owned(),
+        count => format!("; {count} nodes are not completely examined"),
+    };
+    log.done(&format!("{errors} errors, {warnings} warnings{examined}; details: console doctor"));
+    if errors + unexamined == 0 || options.consent.yes || log.is_rehearsal() {
         return Ok(());
     }
     let question = "Continue despite these errors?";

@@ -151,7 +151,9 @@ pub(super) async fn bring(supply: &Supply, log: &mut SetupLog) -> Result<(), Fai
     }
     log.begin(what, &command);
     let stored = supply.bring().await?;
-    let names: Vec<&str> = stored.iter().map(|(name, _)| name.as_str()).collect();
+    let mut names: Vec<&str> = stored.iter().map(|(name, _)| name.as_str()).collect();
+    // A node is named for each file that it got, in the order of the nodes.
+    names.dedup();
     log.done(&format!("{} is on {}", supply.model, names.join(", ")));
     Ok(())
 }

@@ -35,6 +35,8 @@ pub fn markdown(report: &AcceptanceReport) -> String {
 fn summary(report: &AcceptanceReport, lines: &[JudgedLine]) -> Vec<String> {
     let Tally { pass, miss, not_measured } = Tally::of(lines);
     let seconds: f64 = AcceptanceStep::ALL.iter().map(|step| report.seconds(*step)).sum();
+    let not_run: Vec<&str> = report.not_run().into_iter().map(AcceptanceStep::name).collect();
+    let not_run = if not_run.is_empty() { "none".to_owned() } else { not_run.join(", ") };
     vec![
         format!("- model: {}", cell(&report.model)),
         format!("- nodes: {} ({})", report.nodes.len(), cell(&report.nodes.join(", "))),
@@ -42,6 +44,7 @@ fn summary(report: &AcceptanceReport, lines: &[JudgedLine]) -> Vec<String> {
         format!("- console: {}", cell(&report.console)),
         format!("- duration: {}", duration(seconds)),
         format!("- result: {pass} PASS, {miss} MISS, {not_measured} NOT MEASURED"),
+        format!("- steps that were not run: {not_run}"),
         String::new(),
         "Predictions are those of `console topology plan` for the same nodes. A figure without a goal, or without the \
          prediction that its goal refers to, has the verdict `-`."

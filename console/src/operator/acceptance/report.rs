@@ -172,6 +172,12 @@ impl AcceptanceReport {
         self.steps.of(step).reason()
     }
 
+    /// The steps that were not run, in order.
+    pub fn not_run(&self) -> Vec<AcceptanceStep> {
+        let steps = AcceptanceStep::ALL.into_iter();
+        steps.filter(|step| !self.is_finished(*step) && self.reason(*step).is_none()).collect()
+    }
+
     /// Stores that a step found nothing.
     pub fn give_up(&mut self, step: AcceptanceStep, seconds: f64, reason: String) {
         self.steps.of_mut(step).give_up(seconds, reason);

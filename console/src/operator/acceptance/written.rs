@@ -14,6 +14,7 @@ pub fn object(report: &AcceptanceReport) -> Value {
     object["pass"] = json!(pass);
     object["miss"] = json!(miss);
     object["not_measured"] = json!(not_measured);
+    object["not_run"] = json!(report.not_run());
     object["lines"] = json!(lines);
     object
 }

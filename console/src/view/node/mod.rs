@@ -145,7 +145,7 @@ fn details(state: &State, node: &Node, theme: &Theme, width: usize) -> Vec<Line<
     if findings.is_empty() && is_live {
         say("Nothing is wrong with its machine.", theme.ok);
     }
-    report.health.readings().iter().for_each(|line| say(line, theme.dim));
+    report.readings().iter().for_each(|line| say(line, theme.dim));
     let unread = report.health.unread();
     if !unread.is_empty() {
         say(&format!("cannot be read there: {}", unread.join(", ")), theme.dim);

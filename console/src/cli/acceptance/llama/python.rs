@@ -10,7 +10,7 @@ use tokio::{
 
 use super::LlamaPlace;
 use crate::{
-    cli::Failure,
+    cli::{Failure, shared::stderr::last_line},
     operator::acceptance::llama::{LlamaAnswer, LlamaPrompt, python_program, read_python},
 };
 
@@ -54,8 +54,7 @@ pub(super) async fn ask(
     let (status, printed, said) = ended?;
     if !status.success() {
         let said = String::from_utf8_lossy(&said);
-        let last = said.lines().last().unwrap_or_default();
-        return Err(anyhow!("Python failed with {status}: {last}").into());
+        return Err(anyhow!("Python failed with {status}: {}", last_line(&said)).into());
     }
     let answers = read_python(&String::from_utf8_lossy(&printed), prompts);
     Ok(answers.map_err(|reason| anyhow!("llama.cpp: {reason}"))?)

@@ -224,7 +224,7 @@ async fn probe(address: &str, options: &PlanOptions, sizes: &ModelSizes) -> Resu
     // Values that no benchmark measures come from the profile of a machine with the same instruction set.
     let base = if report.kernels == "neon" { NodeProfile::pi4() } else { NodeProfile::pi5() };
     let profile = NodeProfile::measured(&name, &found, sizes, &base);
-    let memory = report.health.memory.map_or(0, |memory| memory.available.0);
+    let memory = report.free_next_to_shard().map_or(0, |free| free.0);
     Ok(PlanNode { name, profile, memory, panel_rows: PANEL_ROWS, link: None })
 }
 

@@ -1,4 +1,6 @@
 //! Verdicts on made-up figures of each step.
+use serde_json::json;
+
 use super::*;
 use crate::operator::acceptance::{
     AllReduceFacts, AnswerFacts, LayoutFacts, LinkFacts, LlamaFacts, LoadFacts, LoadReading, MachineFacts, NodeFacts,
@@ -230,6 +232,9 @@ fn report_for_people_has_every_line_and_no_address() {
     report.give_up(AcceptanceStep::Recovery, 0.0, "no supervisor".into());
     let text = markdown(&report);
     assert!(text.contains("- result: 4 PASS, 1 MISS, 2 NOT MEASURED"), "{text}");
+    let not_run: Vec<&str> = report.not_run().into_iter().map(AcceptanceStep::name).collect();
+    assert_eq!(not_run, ["links", "nodes", "load", "pair", "all", "llama"]);
+    assert!(text.contains("- steps that were not run: links, nodes, load, pair, all, llama\n"), "{text}");
     assert!(text.contains("| pi1 | Raspberry Pi 5 Model B Rev 1.0 |"), "{text}");
     assert!(text.contains("Nodes share a machine"), "both have the number 0: {text}");
     assert!(
@@ -239,7 +244,7 @@ fn report_for_people_has_every_line_and_no_address() {
     assert!(text.contains("NOT MEASURED | no supervisor |") && text.contains("- story by tp1: 1 2 3"), "{text}");
     let object = object(&report);
     let tally = Tally::of(&judge(&report));
-    assert_eq!(object["pass"], tally.pass);
+    assert_eq!((&object["pass"], &object["not_run"]), (&json!(tally.pass), &json!(not_run)));
     assert_eq!(object["lines"].as_array().map(Vec::len), Some(judge(&report).len()));
     assert_eq!(AcceptanceReport::read(&object.to_string()), Ok(report));
 }
