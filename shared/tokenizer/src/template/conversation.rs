@@ -55,8 +55,8 @@ impl Form {
 /// What a template expects of messages.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Customs {
-    /// It writes earlier calls.
-    knows_calls: bool,
+    /// It reads messages with calls and without content.
+    takes_no_content: bool,
     /// It takes the tools from the system message, as a JSON text (Phi 4 mini).
     has_tools_in_system: bool,
     thoughts: Thoughts,
@@ -73,6 +73,12 @@ enum Thoughts {
     Part,
 }
 
+/// Whether a template asks for the calls of a message, or whether there is content. Others would write "None".
+fn takes_no_content(template: &str) -> bool {
+    let words: String = template.chars().filter(|letter| letter.is_alphanumeric() || *letter == '_').collect();
+    template.contains("tool_calls") || ["contentisnotnone", "contentisnone"].iter().any(|test| words.contains(test))
+}
+
 impl Customs {
     /// The customs of templates with this text.
     pub(super) fn of(template: &str) -> Self {
@@ -85,7 +91,7 @@ impl Customs {
             Thoughts::Reasoning
         };
         let has_tools_in_system = has(["message['tools']", "message[\"tools\"]"]);
-        Self { knows_calls: template.contains("tool_calls"), has_tools_in_system, thoughts }
+        Self { takes_no_content: takes_no_content(template), has_tools_in_system, thoughts }
     }
 
     /// Moves the thought of an assistant's message to where the template looks for it.
@@ -175,7 +181,7 @@ impl Conversation {
 
     /// A short conversation with a call of a tool of this name. Nothing else depends on the name.
     pub(super) fn sample(customs: Customs, name: &str, has_tools: bool) -> Self {
-        let content = if customs.knows_calls { Value::Null } else { "".into() };
+        let content = if customs.takes_no_content { Value::Null } else { "".into() };
         let call = json!({"id": "abcdefgh1", "type": "function", "function": {"name": name, "arguments": {}}});
         let messages = vec![
             json!({"role": "user", "content": "a"}),
@@ -310,7 +316,7 @@ fn read_message(index: usize, message: Value, customs: Customs) -> Result<Value,
         name != "tool_calls" || !(value.is_null() || value.as_array().is_some_and(Vec::is_empty))
     });
     read_content(index, &mut message)?;
-    if !customs.knows_calls && message.get("content").is_none_or(Value::is_null) {
+    if !customs.takes_no_content && message.get("content").is_none_or(Value::is_null) {
         message.insert("content".into(), "".into());
     }
     customs.place_thought(&mut message);
