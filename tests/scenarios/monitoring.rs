@@ -102,7 +102,7 @@ fn printed() -> BTreeSet<String> {
     wait_until("the gateway has the topology", || {
         let answer = post(&http, "/v1/completions", &json!({"prompt": "ROMEO:", "max_tokens": 3}));
         text = get(&http, "/metrics").body + &get(&beside(&cluster.addresses[1]), "/metrics").body;
-        let parts = ["bramble_replica_serving{", "bramble_node_others_cores", "bramble_straggler"];
+        let parts = ["bramble_replica_serving{", "bramble_kv_blocks", "bramble_node_others_cores", "bramble_straggler"];
         answer.status == 200 && parts.iter().all(|part| text.contains(part))
     });
     // Some gauges have no sample in a healthy cluster, only their TYPE line.
