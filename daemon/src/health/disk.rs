@@ -83,7 +83,7 @@ fn problem(disk: &DiskUse) -> Option<Severity> {
 
 /// Counters of the previous reading, and the best rate so far.
 #[derive(Debug, Default)]
-pub(super) struct Reads {
+struct Reads {
     before: Option<Counters>,
     best: Option<Bytes>,
 }
@@ -103,11 +103,11 @@ struct Mount {
     is_read_only: bool,
 }
 
-/// Reads the file system that holds `folder`, which need not exist yet.
-pub(super) fn read(root: &Root, folder: &Path, reads: &mut Reads) -> Option<DiskUse> {
+/// Reads the file system that holds `folder`, which need not exist yet; its read rate stays unknown.
+pub(super) fn read(root: &Root, folder: &Path) -> Option<DiskUse> {
     let folder = existing(root, folder);
     let mount = mount(root, &folder)?;
-    Some(of_mount(root, &folder, reads, mount))
+    Some(of_mount(root, &folder, &mut Reads::default(), mount))
 }
 
 fn of_mount(root: &Root, folder: &Path, reads: &mut Reads, mount: Mount) -> DiskUse {

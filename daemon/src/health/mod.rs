@@ -29,21 +29,14 @@ use telemetry::{
 
 pub use self::disk::WatchedFolders;
 use self::{
-    disk::{Disks, Reads},
-    eee::Ethtool,
-    firmware::Firmware,
-    load::CpuCounters,
-    memory::Swap,
-    power::Pmic,
-    root::Root,
-    scheduling::Scheduling,
-    window::Window,
+    disk::Disks, eee::Ethtool, firmware::Firmware, load::CpuCounters, memory::Swap, power::Pmic, root::Root,
+    scheduling::Scheduling, window::Window,
 };
 
 /// The kind of disk that holds a folder, which need not exist yet, and the size of its file system in bytes. `root` is
 /// that of /proc and /sys.
 pub fn disk_of(root: &Path, folder: &Path) -> (Option<Storage>, Option<u64>) {
-    let found = disk::read(&Root::new(root), folder, &mut Reads::default());
+    let found = disk::read(&Root::new(root), folder);
     (found.as_ref().map(|disk| disk.storage), found.and_then(|disk| Some(disk.space?.total.0)))
 }
 

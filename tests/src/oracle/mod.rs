@@ -9,7 +9,7 @@ use std::{cell::RefCell, collections::HashMap, rc::Rc};
 use gguf::GgufFile;
 use models::{Activation, Cut, ExpertsSpec, LayerSpec, Mixer, ModelSpec, NormKind, Pooling, Scores, Share, TensorRole};
 
-use crate::dequantise::dequantise;
+use crate::{dequantise::dequantise, greedy::log_softmax};
 
 /// A model with all weights as f64.
 pub struct Oracle<'a> {
@@ -398,11 +398,6 @@ fn activate(activation: Activation, gate: f64, up: f64) -> f64 {
 
 /// Mean Kullback-Leibler divergence of the softmax of `found` from that of `exact`, per token.
 pub fn kl_divergence(exact: &[Vec<f32>], found: &[Vec<f32>]) -> f64 {
-    let log_softmax = |row: &Vec<f32>| {
-        let largest = row.iter().fold(f64::NEG_INFINITY, |most, logit| most.max(f64::from(*logit)));
-        let total: f64 = row.iter().map(|logit| (f64::from(*logit) - largest).exp()).sum();
-        row.iter().map(|logit| f64::from(*logit) - largest - total.ln()).collect::<Vec<f64>>()
-    };
     exact
         .iter()
         .zip(found)

@@ -15,7 +15,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use super::clocks::Clocks;
 
 /// Counts finished pieces of an engine's work that its pool of threads does not count: collectives, reads from a file,
-/// turns in which the head waits for keys and values. Clones share the count.
+/// waits of a paced model, turns in which the head waits for keys and values. Clones share the count.
 #[derive(Clone, Debug, Default)]
 pub struct WorkCounter(Arc<AtomicU64>);
 

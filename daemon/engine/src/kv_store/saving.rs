@@ -149,7 +149,7 @@ impl Saving {
     }
 
     /// Copies complete blocks to the queue of writes while it has room.
-    pub(super) fn save(&mut self, shape: &Shape, cache: &KvCache) {
+    fn save(&mut self, shape: &Shape, cache: &KvCache) {
         for _ in 0..SAVED_PER_STEP {
             if self.is_over(WAITING_BYTES / 2) {
                 return;
