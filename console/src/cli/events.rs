@@ -174,7 +174,7 @@ impl Heard {
                 Ok(found) => found,
                 Err(fault) => {
                     let text = output::clean(&fault.kind.to_string());
-                    if cluster.exclusion(node).is_none()
+                    if cluster.may_be_member(node)
                         && self.away.insert(node.address.clone(), fault).is_none()
                         && !self.is_first
                     {

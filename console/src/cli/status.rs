@@ -63,9 +63,7 @@ pub(super) fn see(cluster: &Cluster, paper: Paper) -> Seen {
     });
     let nodes: Value = nodes.collect();
     let restoring: Value = reduced(reports(&answers)).iter().map(ReducedTopology::object).collect();
-    // An excluded node does not count as missing.
-    let missed = cluster.nodes.iter().filter(|node| cluster.exclusion(node).is_none());
-    let failed = missed.filter_map(|node| node.answer.as_ref().err()).next();
+    let failed = cluster.silent().find_map(|node| node.answer.as_ref().err());
     let code = failed.map_or(0, |fault| Failure::from(fault.clone()).code());
     let cordoned: Vec<&str> =
         cluster.nodes.iter().filter(|node| cluster.is_cordoned(node)).map(|node| cluster.name(node)).collect();
@@ -344,6 +342,18 @@ mod tests {
         cluster.exclusions.say("pi2", away, Some("dead"), "me@here");
         let silent = see(&cluster, Paper::PLAIN).object["nodes"][1].take();
         assert_eq!((&silent["node"], &silent["out"]["reason"]), (&json!("pi2"), &json!("dead")));
+    }
+
+    #[tokio::test]
+    async fn silent_nodes_count_unless_they_are_excluded() {
+        let node = FakeNode::start("pi1", Script::default()).await;
+        let away = "127.0.0.1:1";
+        let mut cluster = Cluster::dial(&[node.address.clone(), away.into()]).await;
+        assert_eq!(see(&cluster, Paper::PLAIN).code, 3);
+        cluster.exclusions.cordon("pi2", away, "fan", "me@here");
+        assert_eq!(see(&cluster, Paper::PLAIN).code, 3, "a cordoned node may still serve");
+        cluster.exclusions.say("pi2", away, Some("dead"), "me@here");
+        assert_eq!(see(&cluster, Paper::PLAIN).code, 0);
     }
 
     #[test]

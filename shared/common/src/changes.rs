@@ -44,8 +44,7 @@ impl TemplateChanges {
     }
 
     /// The changes that both sets have.
-    #[must_use]
-    pub fn intersection(self, other: Self) -> Self {
+    fn intersection(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
 }

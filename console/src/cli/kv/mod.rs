@@ -170,7 +170,7 @@ async fn clear(options: KvClear) -> Result<u8, Failure> {
             Err(fault) => {
                 objects.push(failed(name, fault));
                 code = Failure::from(fault.clone()).code();
-                output::clean(&format!("{name}: {}; {}", fault.kind, fault.next()))
+                Failure::line(name, fault)
             }
         };
         if !options.json {

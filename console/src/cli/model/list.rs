@@ -76,7 +76,7 @@ pub(super) async fn run(options: List) -> Result<u8, Failure> {
     }
     let faults = held.iter().filter_map(|(name, _, files)| Some((name, files.as_ref().err()?)));
     for (name, fault) in faults.clone().filter(|_| !options.json) {
-        output::line(&output::clean(&format!("{name}: {}; {}", fault.kind, fault.next())));
+        output::line(&Failure::line(name, fault));
     }
     Ok(faults.map(|(_, fault)| fault).next().map_or(0, |fault| Failure::from(fault.clone()).code()))
 }

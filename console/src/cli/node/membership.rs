@@ -20,7 +20,7 @@ use crate::{
             interrupts::Interrupts,
             options::Change,
             output,
-            silent::SilentNodes,
+            silent::{LEAVE_OUT, SilentNodes},
         },
     },
     client::{
@@ -216,11 +216,7 @@ pub(super) fn ensure_peers_answer(cluster: &Cluster, node: usize, new: Option<&s
         Some(fault) => (fault, format!("{} may hold a topology with {name}", output::clean(&fault.node))),
         None => return Ok(()),
     };
-    let next = format!(
-        "{}: {why}; if it is gone for good, leave it out of --nodes or of the saved cluster (console cluster add NAME \
-         NODE..)",
-        fault.next()
-    );
+    let next = format!("{}: {why}; {LEAVE_OUT}", fault.next());
     Err(Failure::Advised { fault: Box::new(fault.clone()), next })
 }
 

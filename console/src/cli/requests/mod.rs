@@ -167,8 +167,7 @@ fn lines(found: &[Told], away: &[(String, Fault)]) -> Vec<String> {
             lines.extend(shown.flat_map(|one| row(name, one)));
         }
     }
-    let away = away.iter().map(|(name, fault)| format!("{name}: {}; {}", fault.kind, fault.next()));
-    lines.extend(away.map(|line| output::clean(&line)));
+    lines.extend(away.iter().map(|(name, fault)| Failure::line(name, fault)));
     lines
 }
 

@@ -120,6 +120,11 @@ impl Failure {
         Self::from(fault.clone()).json()["error"].take()
     }
 
+    /// What happened at a node, with the next step, as a line for output that reports on several nodes.
+    pub(crate) fn line(name: &str, fault: &Fault) -> String {
+        output::clean(&format!("{name}: {}; {}", fault.kind, fault.next()))
+    }
+
     /// The object that `--json` prints.
     pub fn json(&self) -> Value {
         let (code, node, next) = match self {

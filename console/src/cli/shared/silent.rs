@@ -8,6 +8,10 @@ use crate::{
     client::cluster::Cluster,
 };
 
+/// What to do about a node that will never answer again.
+pub(crate) const LEAVE_OUT: &str = "leave a node that is gone for good out of --nodes or of the saved cluster (console \
+                                    cluster add NAME NODE..)";
+
 /// A node that does not answer.
 #[derive(Clone, Debug)]
 struct SilentNode {
@@ -59,8 +63,7 @@ impl SilentNodes {
 
     /// Why each does not answer, with the next step.
     pub(crate) fn lines(&self) -> Vec<String> {
-        let lines = self.0.iter().map(|node| format!("{}: {}; {}", node.name, node.fault.kind, node.fault.next()));
-        lines.map(|line| output::clean(&line)).collect()
+        self.0.iter().map(|node| Failure::line(&node.name, &node.fault)).collect()
     }
 
     /// Names them on standard error, with what they may do.
@@ -79,11 +82,7 @@ impl SilentNodes {
         let names = self.names();
         let mut faults = self.0.into_iter().map(|node| node.fault);
         let Some(fault) = faults.next() else { return Ok(()) };
-        let next = format!(
-            "{}: {names} may {may}; leave a node that is gone for good out of --nodes or of the saved cluster (console \
-             cluster add NAME NODE..)",
-            fault.next()
-        );
+        let next = format!("{}: {names} may {may}; {LEAVE_OUT}", fault.next());
         Err(Failure::Partial { fault: Box::new(fault), others: faults.collect(), done: Vec::new(), next })
     }
 }
