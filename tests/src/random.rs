@@ -1,4 +1,5 @@
 //! Seeded random numbers for tests: the same on every machine and in every version.
+use common::digest::fnv1a;
 
 /// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
 #[derive(Clone, Debug)]
@@ -14,11 +15,7 @@ impl Random {
 
     /// A generator with a seed and a name, so that a tensor's weights do not depend on the tensors before it.
     pub fn named(seed: u64, name: &str) -> Self {
-        // FNV-1a.
-        let hash = name
-            .bytes()
-            .fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
-        Self::new(Self::new(seed ^ hash).next_u64())
+        Self::new(Self::new(seed ^ fnv1a(name)).next_u64())
     }
 
     /// 64 random bits.

@@ -2,7 +2,7 @@
 //! answers.
 use std::{sync::Arc, time::Duration};
 
-use common::ids::MemberIndex;
+use common::{digest::fnv1a, ids::MemberIndex};
 use console::{
     cli::toolkit::{Assignment, Endpoint, Failure, assign_and_tell},
     client::{assign::report, session::Session},
@@ -102,7 +102,9 @@ impl Rig {
         if measured.skipped.is_some() {
             return Ok(measured);
         }
-        let seed = self.seed.wrapping_add(0x5851_f42d * (u64::from(round) + 1)).wrapping_add(of_cell(cell));
+        // The prompts of other cells may be in the prefix cache.
+        let of_cell = fnv1a(&cell.to_string());
+        let seed = self.seed.wrapping_add(0x5851_f42d * (u64::from(round) + 1)).wrapping_add(of_cell);
         let load = Arc::new(Load::new(self.target(running).await?, PATIENCE, seed));
         measured.repeats.push(self.once(cell, &load).await);
         Ok(measured)
@@ -138,13 +140,6 @@ impl Rig {
         let model = self.endpoint.model(&apis, None).await?;
         Ok(Target::Http { api: apis.remove(0), model })
     }
-}
-
-/// A hash of the cell (FNV-1a), which makes its prompts differ from those in the prefix cache from other cells.
-fn of_cell(cell: &Cell) -> u64 {
-    cell.to_string()
-        .bytes()
-        .fold(0xcbf2_9ce4_8422_2325, |sum: u64, byte| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 /// This machine.

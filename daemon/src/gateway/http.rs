@@ -16,6 +16,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{MethodRouter, any, delete, get, post},
 };
+use common::digest::fnv1a;
 use hyper::body::{Frame, SizeHint};
 use serde_json::{Value, json};
 use tower_http::{
@@ -133,7 +134,8 @@ async fn around(State(gateway): State<Arc<Gateway>>, mut request: Request, next:
     let open = request.extensions().get::<Arc<Working>>().cloned();
     let permission = permission(&gateway, request.headers());
     let arrival = ReceivedRequest {
-        seed: seed(&id),
+        // A repeated request gives the same text.
+        seed: fnv1a(&id),
         id,
         at: Instant::now(),
         created: seconds_since_1970(),
@@ -329,11 +331,6 @@ fn warning(asked: &Asked) -> Option<HeaderValue> {
     let names: Vec<&str> = asked.unenforced.iter().map(String::as_str).collect();
     let is_any = !names.is_empty();
     HeaderValue::from_str(&format!("not enforced: {}", names.join(", "))).ok().filter(|_| is_any)
-}
-
-/// Default seed from the request's id, so that a repeated request gives the same text (FNV-1a).
-fn seed(id: &str) -> u64 {
-    id.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 /// The body of an answer; a count of its connection ends when it is written.

@@ -1,4 +1,4 @@
-//! A SHA-256 of a file.
+//! Digests: the SHA-256 of a file, and a short hash of a text.
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
@@ -27,5 +27,22 @@ impl FromStr for Sha256 {
 impl fmt::Display for Sha256 {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// FNV-1a of the UTF-8 bytes, 64 bits: the same on every machine and in every release, but not safe against forgery (Fowler,
+/// Noll, Vo: The FNV Non-Cryptographic Hash Algorithm).
+pub fn fnv1a(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hashes_are_those_of_the_publication() {
+        let texts = ["", "a", "foobar"].map(fnv1a);
+        assert_eq!(texts, [0xcbf2_9ce4_8422_2325, 0xaf63_dc4c_8601_ec8c, 0x8594_4171_f739_67e8]);
     }
 }

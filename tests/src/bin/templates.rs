@@ -7,6 +7,7 @@ use clap::Parser;
 use common::{
     changes::TemplateChanges,
     chat::{Chat, ToolFormat},
+    digest::fnv1a,
 };
 use harness::programs::root;
 use serde::{Deserialize, de::DeserializeOwned};
@@ -145,10 +146,7 @@ fn fixture<T: DeserializeOwned>(name: &str) -> anyhow::Result<T> {
     serde_json::from_str(&text).with_context(|| path.display().to_string())
 }
 
-/// FNV-1a of the UTF-8 bytes, 64 bits, as in `collection.py`.
+/// The hash of a text, as in `collection.py`.
 fn hash(text: &str) -> String {
-    let value = text
-        .bytes()
-        .fold(0xcbf2_9ce4_8422_2325_u64, |value, byte| (value ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
-    format!("{value:016x}")
+    format!("{:016x}", fnv1a(text))
 }

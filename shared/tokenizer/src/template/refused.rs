@@ -1,7 +1,7 @@
 //! What a conversation becomes for a template that refuses it: clients do what the APIs allow, some templates allow less.
 use std::collections::{HashMap, VecDeque};
 
-use common::changes::TemplateChanges;
+use common::{changes::TemplateChanges, digest::fnv1a};
 use serde_json::{Value, json};
 
 /// A change of a conversation's messages, whose contents are texts.
@@ -112,11 +112,7 @@ fn shorten(id: &mut Value) {
     if whole.len() == ID_LENGTH && whole.bytes().all(|letter| letter.is_ascii_alphanumeric()) {
         return;
     }
-    // FNV-1a, 64 bits.
-    let hash = whole
-        .bytes()
-        .fold(0xcbf2_9ce4_8422_2325_u64, |value, byte| (value ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
-    *id = format!("{:09x}", hash >> (64 - 4 * ID_LENGTH)).into();
+    *id = format!("{:09x}", fnv1a(whole) >> (64 - 4 * ID_LENGTH)).into();
 }
 
 /// Divides messages with several calls. A result without an id belongs to the first call that has none yet.
