@@ -152,7 +152,11 @@ fn lines(answers: &[NodeAnswer], exclusions: &Exclusions, cordoned: &[&str], pap
             Ok(report) => exclusions.of(&report.name, &answer.address),
             Err(_) => exclusions.at(&answer.address),
         };
-        let out = entry.map(|_| if cordoned.contains(&answer.name.as_str()) { "cordoned" } else { "excluded" });
+        let out = entry.map(|entry| {
+            // The topology of a silent node may be unknown.
+            let is_cordoned = entry.is_cordon || cordoned.contains(&answer.name.as_str());
+            if is_cordoned { "cordoned" } else { "excluded" }
+        });
         let mut below = Vec::new();
         if let Ok(report) = &answer.report
             && report.is_paced()
@@ -351,7 +355,9 @@ mod tests {
         let mut cluster = Cluster::dial(&[node.address.clone(), away.into()]).await;
         assert_eq!(see(&cluster, Paper::PLAIN).code, 3);
         cluster.exclusions.cordon("pi2", away, "fan", "me@here");
-        assert_eq!(see(&cluster, Paper::PLAIN).code, 3, "a cordoned node may still serve");
+        let seen = see(&cluster, Paper::PLAIN);
+        assert_eq!(seen.code, 3, "a cordoned node may still serve");
+        assert!(seen.lines.iter().any(|line| line.contains("cordoned: fan")), "{:?}", seen.lines);
         cluster.exclusions.say("pi2", away, Some("dead"), "me@here");
         assert_eq!(see(&cluster, Paper::PLAIN).code, 0);
     }

@@ -14,8 +14,9 @@ const STEP: u32 = 1024;
 const LEFT: u64 = 8;
 
 /// The longest context, at most `most`, whose keys and values fit with the weights into the memory that a shard may take
-/// on every node ([`NodesMemory::usable`]), also after the loss of any one node of a replica, in the layout that the others then serve; at least
-/// [`CONTEXT_LEAST`] tokens. `machines` names the machine of each member: nodes on the same one share its memory.
+/// on every node ([`NodesMemory::usable`]), also after the loss of any one node of a replica, in the layout that the
+/// others then serve; at least [`CONTEXT_LEAST`] tokens. `machines` names the machine of each member: nodes on the same
+/// one share its memory.
 pub(super) fn longest(
     topology: &Topology,
     most: u32,
