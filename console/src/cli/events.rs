@@ -262,9 +262,16 @@ mod tests {
         assert_eq!(first.from(&cluster, &[]).await.expect("one answers").len(), 2);
         assert_eq!(first.away.keys().collect::<Vec<_>>(), [&two.address]);
         drop(two);
-        let gone = Cluster::dial(&[one.address.clone(), "127.0.0.1:1".into()]).await;
+        let mut gone = Cluster::dial(&[one.address.clone(), "127.0.0.1:1".into()]).await;
+        gone.exclusions.cordon("pi2", "127.0.0.1:1", "fan", "me@here");
         let events = heard.from(&gone, &[]).await.expect("one answers");
-        assert!(matches!(&events[..], [event] if event.severity == Severity::Error), "{events:?}");
+        assert!(matches!(&events[..], [event] if event.severity == Severity::Error), "it may still serve: {events:?}");
+        assert!(heard.away.contains_key("127.0.0.1:1"));
+        gone.exclusions.say("pi2", "127.0.0.1:1", Some("dead"), "me@here");
+        let mut later = Heard { is_first: false, ..Heard::default() };
+        let events = later.from(&gone, &[]).await.expect("one answers");
+        assert!(events.iter().all(|event| event.severity < Severity::Error), "it is excluded: {events:?}");
+        assert!(later.away.is_empty());
     }
 
     #[tokio::test]
