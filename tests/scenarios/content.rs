@@ -79,6 +79,23 @@ fn different_weights_under_one_header_are_refused_by_name() {
 }
 
 #[test]
+fn assignment_loads_files_that_were_replaced_on_all_nodes() {
+    let (cluster, folder, folders) = nodes(2, "");
+    let file = folder.path().join("tp2.toml");
+    let all: Vec<String> = cluster.nodes().split(',').map(|node| format!("{node:?}")).collect();
+    let topology = format!("model = {NAME:?}\n[[stage]]\nnodes = [{}]\n", all.join(", "));
+    fs::write(&file, topology).expect("it is written");
+    let assign = || cluster.console(&["topology", "assign", &file.display().to_string(), "--yes", "--json"]).json();
+    let first = assign();
+    let again = assign();
+    assert_eq!((&first["reused"], &again["reused"]), (&false.into(), &true.into()), "{first} {again}");
+    folders.iter().for_each(|folder| overwrite(folder));
+    let replaced = assign();
+    assert_eq!(replaced["reused"], false, "the running shards have the weights of the earlier files: {replaced}");
+    assert_eq!(assign()["reused"], true);
+}
+
+#[test]
 fn weights_overwritten_in_place_do_not_serve_after_a_restart() {
     let (mut cluster, _folder, folders) = nodes(2, "recover = true\nsilent_ms = 30000\nstall_ms = 60000\n");
     let before = cluster.generate(2, PROMPT).completion()["token_ids"].clone();

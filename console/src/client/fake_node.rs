@@ -128,6 +128,14 @@ impl FakeNode {
         asked.wait_for(|asked| asked.contains(&what)).await.expect("the node runs");
     }
 
+    /// Waits until it receives a request of the second kind after one of the first kind.
+    pub(crate) async fn await_asked_after(&self, first: &'static str, then: &'static str) {
+        let mut asked = self.state.asked.subscribe();
+        let is_after =
+            |asked: &Vec<&'static str>| asked.iter().skip_while(|what| **what != first).any(|what| *what == then);
+        asked.wait_for(is_after).await.expect("the node runs");
+    }
+
     /// Serves a topology from now on, with or without automatic recovery.
     pub(crate) fn serves(&self, topology: &Topology, member: u16, recovers: bool) {
         let mut report = lock(&self.state.report);

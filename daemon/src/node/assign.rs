@@ -14,7 +14,7 @@ use super::{
     machine::{Assignment, Node, OpenAssignment, Phase, RunningTopology},
     requests::Requests,
 };
-use crate::node::effect::{AssignmentEffect, DiskEffect, Effect, EngineEffect, SessionEffect};
+use crate::node::effect::{AssignmentEffect, DiskEffect, Effect, EngineEffect, ReportEffect, SessionEffect};
 
 impl Node {
     pub(super) fn check_prepare(&self, prepare: &Prepare) -> Result<(), FaultKind> {
@@ -162,6 +162,17 @@ impl Node {
         let answer = Effect::respond(open.reply_to(), ResponseBody::Prepared);
         self.prepared(epoch);
         vec![answer]
+    }
+
+    /// Answers a request for a report. From the session that has prepared a shard, it is also a sign of life, with which the
+    /// lease begins again: other members may load for much longer.
+    pub(super) fn report_to(&mut self, session: SessionId, id: RequestId) -> Vec<Effect> {
+        if let Some(open) = self.open.as_mut().filter(|open| open.session == session)
+            && let Phase::Prepared { since } = &mut open.phase
+        {
+            *since = self.now;
+        }
+        vec![Effect::Report(ReportEffect::Current { session, id })]
     }
 
     fn prepared(&mut self, epoch: Epoch) {

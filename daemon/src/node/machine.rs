@@ -359,7 +359,7 @@ impl Node {
     fn request(&mut self, session: SessionId, by: String, request: Request) -> Vec<Effect> {
         let id = request.id;
         match request.body {
-            RequestBody::Report => vec![Effect::Report(ReportEffect::Current { session, id })],
+            RequestBody::Report => self.report_to(session, id),
             RequestBody::Records => vec![Effect::Report(ReportEffect::Records { session, id })],
             RequestBody::Rekey(rekey) => {
                 vec![Effect::Cluster(ClusterEffect::Rekey { session, id, rekey: Rekeying::Bare(rekey) })]

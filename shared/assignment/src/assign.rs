@@ -8,24 +8,24 @@ use common::{
     precision::KvFormat,
 };
 use protocol::{
-    handshake::Identity,
     message::{ModelCard, Prepare, Previous, RequestBody, ResponseBody},
     session::Session,
 };
 use telemetry::{NodeReport, SyncRecord};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use topology::{Draft, Member, SpecError, Topology, sizes::ModelSizes};
+use topology::{Draft, SpecError, Topology, sizes::ModelSizes};
 
 use super::{
+    compose::compose,
     draft::{agree, draft},
     event::AssignEvent,
     previous::{pause, previous},
-    shares::{Share, shares},
 };
-use crate::context::{self, CONTEXT_LEAST};
+use crate::context;
 use crate::desired::DesiredTopology;
 use crate::identify::{REPORT, all_speak, error_node, identify, unexpected};
+use crate::lease::Leases;
 use crate::links::check_links;
 
 /// The first wire version in which nodes store keys and values in 4 bits.
@@ -119,9 +119,17 @@ pub async fn assign_until(
     let reports = reports(sessions).await?;
     let (topology, card) = propose_to(sessions, &reports, wanted).await?;
     let sizes = card.sizes().map_err(|kind| Fault::new(error_node(&sessions[0]), kind))?;
-    if let Some((epoch, topology)) = running(&reports, &topology) {
-        tracing::info!(%epoch, "topology {} is already running", topology.layout);
-        return Ok(Assigned { epoch, topology, reused: true });
+    if let Some((epoch, running)) = running(&reports, &topology) {
+        let agreed = tokio::select! {
+            biased;
+            () = stop.cancelled() => return Err(Fault::new("console", FaultKind::AssignmentAborted { epoch })),
+            agreed = agree(sessions, running.clone(), tell) => agreed?,
+        };
+        // Otherwise the files of all nodes were replaced since they were loaded.
+        if agreed == running {
+            tracing::info!(%epoch, "topology {} is already running", running.layout);
+            return Ok(Assigned { epoch, topology: running, reused: true });
+        }
     }
     make(sessions, &reports, Next { topology, desired: None, sizes: &sizes, seen: Epoch(0) }, stop, tell).await
 }
@@ -261,41 +269,6 @@ fn running(reports: &[NodeReport], wanted: &Topology) -> Option<(Epoch, Topology
     runs_everywhere.then_some((epoch, wanted))
 }
 
-/// Composes a topology from nodes (identity and dialled address) in the order replica, stage, rank.
-fn compose(nodes: &[(&Identity, &str)], wanted: &DesiredTopology, card: &ModelCard) -> Result<Topology, SpecError> {
-    wanted.layout.check_nodes(nodes.len())?;
-    let (weights, stages) = (wanted.shares()?, wanted.stages(card)?);
-    let machines: Vec<(&str, &[u16])> =
-        nodes.iter().map(|(identity, _)| (identity.machine.as_str(), identity.cores.as_slice())).collect();
-    Ok(Topology {
-        layout: wanted.layout,
-        members: nodes
-            .iter()
-            .zip(shares(&machines))
-            .enumerate()
-            .map(|(index, ((identity, address), share)): (usize, (&(&Identity, &str), Share))| Member {
-                name: identity.name.clone(),
-                address: (*address).into(),
-                weight: weights[index],
-                layers: stages[usize::from(wanted.layout.place(MemberIndex(index as u16)).stage)].clone(),
-                cores: share.cores,
-                threads: share.threads,
-                spin: share.spin,
-            })
-            .collect(),
-        model: wanted.model.clone(),
-        identity: card.identity,
-        content: None,
-        kv: wanted.kv,
-        exchange: wanted.exchange,
-        collective: wanted.collective,
-        context_length: wanted.context_length.unwrap_or(card.context_length.min(CONTEXT_LEAST)),
-        slots: wanted.slots,
-        unload_after: wanted.unload_after,
-        draft: None,
-    })
-}
-
 async fn prepare(
     sessions: &[Arc<Session>],
     reports: &[NodeReport],
@@ -328,18 +301,20 @@ async fn prepare(
                 match reply.next("loading the shard", PREPARE).await? {
                     // If the queue is full, this progress update is dropped; the next one supersedes it.
                     ResponseBody::Loading(load) => drop(progress.try_send((node, load))),
-                    ResponseBody::Prepared => return Ok(()),
+                    ResponseBody::Prepared => return Ok(session),
                     other => return Err(unexpected(&session, &other)),
                 }
             }
         });
     }
     drop(progress);
+    let mut leases = Leases::default();
     loop {
         tokio::select! {
             Some((node, progress)) = progressed.recv() => tell(AssignEvent::Loading { node, progress }),
+            () = leases.extend() => {}
             done = loads.join_next() => match done {
-                Some(Ok(result)) => result?,
+                Some(Ok(result)) => leases.add(result?),
                 Some(Err(error)) => return Err(internal(&error)),
                 None => return Ok(()),
             },
@@ -392,6 +367,7 @@ mod tests {
         precision::{Exchange, KvFormat},
         units::Bytes,
     };
+    use protocol::handshake::Identity;
     use telemetry::NodeState;
     use topology::Layout;
 

@@ -39,7 +39,7 @@ pub async fn unload(sessions: &[Arc<Session>], committed: &Committed, if_idle: b
     let (epoch, hash) = committed.name();
     let of = |name: &str| sessions.iter().find(|session| session.identity.name == name);
     let members = &committed.topology.members;
-    let mut first = None;
+    let (mut first, mut faults) = (None, Vec::new());
     if if_idle {
         for head in committed.topology.layout.heads() {
             let name = &members[head.index()].name;
@@ -49,9 +49,13 @@ pub async fn unload(sessions: &[Arc<Session>], committed: &Committed, if_idle: b
                 count => return Err(Fault::new(name, FaultKind::RequestsRun { count })),
             }
         }
-        // A request may have arrived meanwhile. Only one head can refuse: from then on the topology ends.
+        // A request may have arrived meanwhile. Only one head can refuse: from then on the topology ends, even if it cannot
+        // store that.
         if let Some(session) = first {
-            carry_out(session, RequestBody::Unload(Unload { epoch, hash, if_idle })).await?;
+            match carry_out(session, RequestBody::Unload(Unload { epoch, hash, if_idle })).await {
+                Err(fault) if matches!(fault.kind, FaultKind::StateUnwritable { .. }) => faults.push(fault),
+                other => other?,
+            }
         }
     }
     let mut asked = JoinSet::new();
@@ -62,7 +66,7 @@ pub async fn unload(sessions: &[Arc<Session>], committed: &Committed, if_idle: b
         }
     }
     let count = asked.len();
-    let mut faults: Vec<Fault> = asked.join_all().await.into_iter().filter_map(Result::err).collect();
+    faults.extend(asked.join_all().await.into_iter().filter_map(Result::err));
     if first.is_none() && faults.len() == count {
         return Err(faults.pop().unwrap_or_else(|| away("console")));
     }

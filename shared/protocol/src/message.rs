@@ -48,7 +48,7 @@ pub struct Request {
 /// The requests of a console.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum RequestBody {
-    /// Return one report.
+    /// Return one report. From the session that has prepared a shard, it also extends the lease of that shard.
     Report,
     /// Send reports at an interval until the session ends.
     Watch {

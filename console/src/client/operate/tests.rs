@@ -1,5 +1,5 @@
 //! Orders of the dashboard against scripted nodes.
-use std::sync::Mutex;
+use std::{sync::Mutex, time::Duration};
 
 use telemetry::LoadProgress;
 use tokio_util::sync::CancellationToken;
@@ -83,6 +83,20 @@ async fn assignment_is_aborted_on_all_nodes_while_they_load() {
     assert!(!loads.lock().expect("the lock is not poisoned").is_empty());
     assert!(nodes.iter().all(|node| node.asked().contains(&"abort")), "{:?}", nodes[0].asked());
     assert!(!nodes[0].asked().contains(&"commit"));
+}
+
+#[tokio::test]
+async fn node_that_has_loaded_is_asked_for_reports_while_others_load() {
+    let nodes = start(vec![Script::default(), Script { loads_on: true, ..Script::default() }]).await;
+    let (stop, sessions) = (CancellationToken::new(), open(&nodes).await);
+    let sign = async {
+        let asked = nodes[0].await_asked_after("prepare", "report");
+        tokio::time::timeout(Duration::from_secs(20), asked).await.expect("the lease of its shard is extended");
+        stop.cancel();
+    };
+    let wanted = wanted(2);
+    let (result, ()) = tokio::join!(assign_until(&sessions, &wanted, &stop, &|_| {}), sign);
+    result.expect_err("it was aborted");
 }
 
 /// The current reasons of all excluded nodes, as reported by the nodes.

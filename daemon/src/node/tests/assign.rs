@@ -1,4 +1,6 @@
 //! Behaviour of a running replica while the next topology is prepared, and after it is committed.
+use std::time::Duration;
+
 use common::{
     fault::{FaultKind, Loss},
     ids::{Epoch, Rank, RequestId},
@@ -35,6 +37,21 @@ fn running_topology_serves_until_next_commit() {
         effects.contains(&Effect::Engine(EngineEffect::Stop(Epoch(4))))
             && effects.contains(&Effect::Assignment(AssignmentEffect::Connect(Epoch(5))))
     );
+}
+
+#[test]
+fn prepared_shard_is_kept_while_its_console_asks_for_reports() {
+    let mut node = node();
+    prepare(&mut node, CONSOLE, 3, 4);
+    node.handle(Event::Loaded(Epoch(4), Ok(Bytes(1))));
+    node.handle(Event::Persisted(Epoch(4), topology(2).hash(), Ok(())));
+    for (session, seconds) in [(CONSOLE, 50), (OTHER, 100)] {
+        assert_eq!(node.handle(Event::Tick { now: Duration::from_secs(seconds) }), []);
+        ask(&mut node, session, 7, RequestBody::Report);
+    }
+    assert_eq!(node.handle(Event::Tick { now: Duration::from_secs(109) }), [], "60 s since its console asked");
+    let discard = Effect::Assignment(AssignmentEffect::Discard(Epoch(4)));
+    assert_eq!(node.handle(Event::Tick { now: Duration::from_secs(110) }), [discard], "another session has asked");
 }
 
 #[test]

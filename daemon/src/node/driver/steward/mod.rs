@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use assignment::identify::identify;
+use assignment::{identify::identify, lease::Leases};
 use common::{
     fault::{Fault, FaultKind},
     ids::ModelIdentity,
@@ -47,11 +47,13 @@ pub struct StewardDriver {
     current: Receiver<Arc<Config>>,
 }
 
-/// The answer to one question, and its session if that was opened for it.
+/// The answer to one question, the session on which it came, and the address for which that session was opened, if it was
+/// not open before.
 struct Answered {
     question: Question,
     reply: Reply,
-    session: Option<(String, Arc<Session>)>,
+    session: Option<Arc<Session>>,
+    opened: Option<String>,
 }
 
 impl StewardDriver {
@@ -97,18 +99,25 @@ impl StewardDriver {
         mut asks: Vec<StewardAsk>,
         started: Instant,
     ) {
-        let mut asked = JoinSet::new();
+        let (mut asked, mut leases) = (JoinSet::new(), Leases::default());
         loop {
-            for ask in asks {
+            for ask in std::mem::take(&mut asks) {
                 self.begin(ask, peers, &mut asked);
             }
             if !machine.is_busy() {
                 return;
             }
+            let answered = tokio::select! {
+                answered = asked.join_next() => answered,
+                () = leases.extend() => continue,
+            };
             // If a question panicked, this look ends; the next one starts from the current standings.
-            let Some(Ok(Answered { question, reply, session })) = asked.join_next().await else { return };
-            if let Some((address, session)) = session {
-                peers.keep(address, session);
+            let Some(Ok(Answered { question, reply, session, opened })) = answered else { return };
+            if let Some(session) = session {
+                if matches!(reply, Reply::Node(Ok(ResponseBody::Prepared))) {
+                    leases.add(Arc::clone(&session));
+                }
+                opened.into_iter().for_each(|address| peers.keep(address, Arc::clone(&session)));
             }
             asks = machine.hear(started.elapsed(), question, reply);
         }
@@ -119,15 +128,15 @@ impl StewardDriver {
             StewardAsk::Node { question, address, body, within } => {
                 let (known, identity) = (peers.known(&address), self.identity.clone());
                 asked.spawn(async move {
-                    let (session, is_new) = match known {
-                        Some(session) => (Ok(session), false),
-                        None => (peers::open(&address, &identity).await.map(Arc::new), true),
+                    let (session, opened) = match known {
+                        Some(session) => (Ok(session), None),
+                        None => (peers::open(&address, &identity).await.map(Arc::new), Some(address)),
                     };
                     let (reply, session) = match session {
-                        Ok(session) => (answer(&session, body, within).await, Some((address, session))),
+                        Ok(session) => (answer(&session, body, within).await, Some(session)),
                         Err(fault) => (Err(fault), None),
                     };
-                    Answered { question, reply: Reply::Node(reply), session: session.filter(|_| is_new) }
+                    Answered { question, reply: Reply::Node(reply), session, opened }
                 });
             }
             StewardAsk::Content { question, address, topology } => {
@@ -144,7 +153,7 @@ impl StewardDriver {
                         Ok(session) => content::check(&topology, &others, session).await,
                         Err(fault) => Err(fault),
                     };
-                    Answered { question, reply: Reply::Content(result), session: None }
+                    Answered { question, reply: Reply::Content(result), session: None, opened: None }
                 });
             }
             StewardAsk::Plan { question, desired, stay } => {
@@ -152,7 +161,7 @@ impl StewardDriver {
                 let sessions = stay.iter().filter_map(|one| peers.known(&one.address)).collect();
                 asked.spawn(async move {
                     let planned = plan(models, sessions, desired, stay).await;
-                    Answered { question, reply: Reply::Plan(planned), session: None }
+                    Answered { question, reply: Reply::Plan(planned), session: None, opened: None }
                 });
             }
         }
