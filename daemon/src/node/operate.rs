@@ -5,11 +5,12 @@ use common::{
     planted::{Planted, is_planted},
 };
 use protocol::message::ResponseBody;
-use topology::{Exclusions, Member};
+use topology::{Exclusion, Exclusions, Member};
 
 use super::{
     event::{ExclusionsKept, ReplyTo, SessionId},
     machine::{Node, RESTART_CODE},
+    steward::BY_ITSELF,
 };
 use crate::node::effect::{DiskEffect, Effect, SessionEffect};
 
@@ -82,11 +83,21 @@ impl Node {
         effects
     }
 
-    /// Refuses a topology with an excluded member. A topology that forms `again` keeps its cordoned members.
+    /// Refuses a topology with an excluded member. A topology that forms `again` keeps its cordoned members and those
+    /// that nodes excluded: its members have voted for it since, but this node's disk may have been full at that time.
     pub(super) fn check_members(&self, members: &[Member], again: bool) -> Result<(), FaultKind> {
-        let out = members.iter().find_map(|member| self.exclusions.of(&member.name, &member.address));
-        let out = out.filter(|entry| !(again && entry.is_cordon || is_planted(Planted::ExcludedServes)));
-        match out {
+        self.check_entries(members, |entry| again && (entry.is_cordon || entry.by.ends_with(BY_ITSELF)))
+    }
+
+    /// Refuses requests to a replica with a member that an operator excluded or cordoned. If nodes excluded a member, a
+    /// vote ends its replica; until then it serves.
+    pub(super) fn check_replica(&self, members: &[Member]) -> Result<(), FaultKind> {
+        self.check_entries(members, |entry| entry.by.ends_with(BY_ITSELF))
+    }
+
+    fn check_entries(&self, members: &[Member], stays: impl Fn(&Exclusion) -> bool) -> Result<(), FaultKind> {
+        let mut entries = members.iter().filter_map(|member| self.exclusions.of(&member.name, &member.address));
+        match entries.find(|entry| !stays(entry) && !is_planted(Planted::ExcludedServes)) {
             Some(entry) => Err(FaultKind::Excluded {
                 member: entry.node.clone(),
                 reason: entry.reason.clone().unwrap_or_default(),

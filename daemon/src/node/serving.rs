@@ -47,7 +47,7 @@ impl Node {
             return Err(FaultKind::Draining);
         }
         // An excluded member's topology is about to be replaced: running requests may finish, new ones are refused.
-        self.check_members(running.assignment.replica(), false)?;
+        self.check_replica(running.assignment.replica())?;
         if running.requests.len() >= QUEUE_MAX && !is_planted(Planted::QueueUnbounded) {
             return Err(FaultKind::QueueFull { limit: QUEUE_MAX as u32 });
         }

@@ -139,10 +139,11 @@ impl RunningEngine {
         let columns = loaded.shard.spec.embedding_length;
         let has_experts = loaded.shard.spec.kinds.iter().any(|kind| kind.feed_forward.experts().is_some());
         let stage = StageLinks { sockets: links.data, abort: &abort, ring: &ring, columns };
-        let mut group = group(&place, stage, context.kernels)?;
+        let has_wide_states = loaded.shard.spec.has_wide_states();
+        let mut group = group(&place, stage, context.kernels)?.with_wide_states(has_wide_states);
         group.set_toll(loaded.pace.as_ref().map(Pace::toll));
         let groups = group_sockets(&place, links.across);
-        let transfers = transfers(context, &place, &mut loaded, groups.data)?;
+        let transfers = transfers(context, &place, &mut loaded, groups.data, &abort)?;
         let sink = Arc::new(sink(context.inputs.clone(), run));
         let end_tokens = loaded.text.as_ref().map_or(Vec::new(), ModelText::end_tokens);
         let text = texts(&context.config, &mut loaded, &commands, sink.clone())?;
@@ -422,6 +423,7 @@ fn transfers(
     place: &LocalAssignment,
     loaded: &mut Loaded,
     data: Sockets<MemberIndex>,
+    abort: &Arc<Abort>,
 ) -> io::Result<Option<(Transfers, Partners)>> {
     let Some(mut partners) = loaded.partners.take() else { return Ok(None) };
     partners.least = context.config.prefill_elsewhere_from as usize;
@@ -429,7 +431,7 @@ fn transfers(
     let sockets = data.into_iter().map(|(member, connection)| Ok((member, socket(connection)?)));
     let sockets = sockets.collect::<io::Result<Vec<_>>>()?;
     let reads = place.seat().role == Role::Decode;
-    let links = KvLinks::new(place.member, place.epoch, place.hash, sockets, reads)?;
+    let links = KvLinks::new(place.member, place.epoch, place.hash, sockets, reads, Arc::clone(abort))?;
     Ok(Some((partners.transfers(&place.topology, &loaded.shard.plan, links), partners)))
 }
 

@@ -51,10 +51,14 @@ impl Steward {
     pub(super) fn bring(&mut self, base: Committed, views: &[View], unit: &[MemberIndex]) -> Vec<StewardAsk> {
         // A member of another replica that cannot store the list must not keep this one from serving.
         let list = exclusions(views.iter().filter_map(|view| view.standing.as_ref()));
-        let mut members = unit.iter().map(|member| &views[member.index()]);
-        let behind = members.find(|view| view.standing.as_ref().is_some_and(|one| still_excludes(one, &base, &list)));
-        if let Some(behind) = behind {
-            return vec![self.tell_exclusions(&behind.address, list)];
+        let members: Vec<&View> = unit.iter().map(|member| &views[member.index()]).collect();
+        // Each of them once before an attempt: its disk may be full.
+        let told = members.iter().position(|view| self.told.as_ref() == Some(&view.address));
+        let mut untold = members.iter().skip(told.map_or(0, |place| place + 1));
+        let behind = untold.find(|view| view.standing.as_ref().is_some_and(|one| still_excludes(one, &base, &list)));
+        self.told = behind.map(|view| view.address.clone());
+        if let Some(address) = self.told.clone() {
+            return vec![self.tell_exclusions(&address, list)];
         }
         let unit = unit.iter().map(|member| (*member, views[member.index()].address.clone())).collect();
         let has_content = base.topology.content.is_some() && !is_planted(Planted::ContentUnchecked);

@@ -92,16 +92,13 @@ pub fn decide(own: MemberIndex, base: &Committed, views: &[View], rules: &Rules<
     let taken_over = standings().any(|standing| standing.takes_over);
     let failing = |index: usize| rules.failing.filter(|one| one.member.index() == index);
     let reason = |index: usize| {
-        let view = &views[index];
         if let Some(entry) = out(index) {
             return Some(entry.reason.clone().unwrap_or_default());
         }
         if let Some(failing) = failing(index) {
             return Some(failing.reason.into());
         }
-        let overdue = view.standing.is_none()
-            && (taken_over || rules.exclude_after.is_some_and(|patience| view.lost >= patience));
-        overdue.then(|| format!("{AWAY} {} s", view.lost.as_secs()))
+        why_overdue(&views[index], rules, taken_over)
     };
     let missing =
         |index: &usize| views[*index].standing.is_none() || out(*index).is_some() || failing(*index).is_some();
@@ -115,19 +112,23 @@ pub fn decide(own: MemberIndex, base: &Committed, views: &[View], rules: &Rules<
     if was_voted_out && !(0..views.len()).any(|index| missing(&index)) {
         return propose(own, base, views, rules, taken_over, &reason);
     }
+    let mut has_moved = false;
     if !unit.clone().any(|index| missing(&index)) && !is_accepted {
-        return bring(own, base, views, unit);
-    }
-    if let Some(patient) = unit.clone().find(|index| missing(index) && reason(*index).is_none()) {
-        return Decision::Wait(format!("waits for {}", name(patient)));
+        let decision = bring(own, base, views, unit.clone());
+        // A vote on new addresses leaves out lost members of other replicas.
+        has_moved = matches!(decision, Decision::Propose { .. }) && (0..views.len()).any(|index| missing(&index));
+        if !has_moved {
+            return decision;
+        }
     }
     // A member that is away but not overdue may come back soon: until then no member is excluded.
-    if let Some(patient) = (0..views.len()).find(|index| missing(index) && reason(*index).is_none()) {
+    let mut members = unit.clone().chain(0..views.len());
+    if let Some(patient) = members.find(|index| missing(index) && reason(*index).is_none()) {
         return Decision::Wait(format!("waits for {}", name(patient)));
     }
     // A lost member is voted out even while other replicas serve: they keep serving, and the rest of this replica can
     // serve again.
-    let has_lost = unit.clone().any(|index| missing(&index) && out(index).is_none());
+    let has_lost = has_moved || unit.clone().any(|index| missing(&index) && out(index).is_none());
     // A vote that has begun is finished: until then its voters start nothing else.
     if views.iter().any(View::serves) && !has_lost && !is_accepted {
         return Decision::Wait(
@@ -137,6 +138,13 @@ pub fn decide(own: MemberIndex, base: &Committed, views: &[View], rules: &Rules<
         );
     }
     propose(own, base, views, rules, taken_over, &reason)
+}
+
+/// Why a member that does not answer is excluded, if the others wait no longer. With `taken_over`, an operator said so.
+fn why_overdue(view: &View, rules: &Rules<'_>, taken_over: bool) -> Option<String> {
+    let is_gone = taken_over || rules.exclude_after.is_some_and(|most| view.is_unstable || view.lost >= most);
+    let again = if view.is_unstable { ", again before the topology served" } else { "" };
+    (view.standing.is_none() && is_gone).then(|| format!("{AWAY} {} s{again}", view.lost.as_secs()))
 }
 
 /// Whether a member has unloaded the topology, or a later one for which it had left it. Members that were away meanwhile
@@ -177,9 +185,6 @@ fn bring(own: MemberIndex, base: &Committed, views: &[View], unit: std::ops::Ran
     let member = |index: usize| MemberIndex(index as u16);
     if unit.clone().any(|index| views[index].address != base.topology.members[index].address) {
         // Addresses are part of the topology, so a change of address needs a vote.
-        if views.iter().any(|view| view.standing.is_none()) {
-            return Decision::Wait("members have new addresses; waits for all of them".into());
-        }
         let stay = (0..views.len()).map(member).collect();
         return Decision::Propose { stay, lost: Vec::new(), granted: 0 };
     }

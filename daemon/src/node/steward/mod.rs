@@ -1,6 +1,7 @@
 //! Watches over the topology that its node holds, as a pure state machine: `look` starts with this node's standing,
 //! `hear` takes answers; both return the next questions. It is a client of the nodes like a console. Its state is lost
 //! with the process. The driver (`node/driver/steward`) and the simulation send its questions.
+mod absences;
 mod ask;
 mod balance;
 pub mod breaker;
@@ -26,22 +27,22 @@ use protocol::{
     recovery::{Committed, RecoveryAnswer, RecoveryAsk, Standing},
 };
 use telemetry::NodeState;
-use topology::Member;
 
 #[cfg(test)]
 pub(in crate::node) use self::balance::with_shares;
-pub use self::{
-    ask::{Question, Reply, StewardAsk},
-    bring::{PAUSE_MAX, longer_pause},
-    decide::{Decision, Rules, decide},
-};
 use self::{
+    absences::Absences,
     bring::Bring,
     change::{Joins, TopologyChange},
     failing::{Failing, LeftOut},
     propose::{Proposal, Propose},
     shape::{BALANCE_PAUSE, HeldBack},
     unload::Unloading,
+};
+pub use self::{
+    ask::{Question, Reply, StewardAsk},
+    bring::{PAUSE_MAX, longer_pause},
+    decide::{Decision, Rules, decide},
 };
 use super::steward::breaker::Breaker;
 use crate::config::Recovery;
@@ -143,6 +144,8 @@ pub struct Steward {
     doing: Doing,
     /// For each member that does not answer, since when.
     lost: BTreeMap<String, Duration>,
+    /// The absences of members since their topology last served.
+    absences: BTreeMap<String, Absences>,
     /// For each member that could not load its shard, since when.
     failing: BTreeMap<String, Failing>,
     left_out: Option<LeftOut>,
@@ -173,7 +176,7 @@ pub struct Steward {
     /// Earliest time to include members that are back, and the pause before the attempt after that.
     return_next: Duration,
     return_pause: Duration,
-    /// Such members, by address, without which the others return because their model files did not match.
+    /// Such members, by address, without which the others return: the last attempt to include them failed.
     held_back: BTreeMap<String, HeldBack>,
     /// The member that is about to restart.
     leaving: String,
@@ -192,6 +195,7 @@ impl Steward {
             asked: 0,
             doing: Doing::Nothing,
             lost: BTreeMap::new(),
+            absences: BTreeMap::new(),
             failing: BTreeMap::new(),
             left_out: None,
             decided: None,
@@ -386,6 +390,9 @@ impl Steward {
             return Vec::new();
         }
         let views = self.views(&look, &look.base.topology.members);
+        if look.purpose != Purpose::Recover && views.iter().all(View::serves) {
+            self.forget_absences(&look.base);
+        }
         if let Some(ask) = self.recall(&look, &views) {
             return vec![ask];
         }
@@ -397,38 +404,6 @@ impl Steward {
             Purpose::Leave => self.watch_leave(*look, views),
             Purpose::Recall => Vec::new(),
         }
-    }
-
-    /// Sorts the answers by the member that gave them.
-    fn views(&mut self, look: &Look, members: &[Member]) -> Vec<View> {
-        let (own, listen, now) = (self.settings.own.clone(), self.settings.listen.is_some(), self.now);
-        let views = members.iter().map(|member| {
-            let mut named = look.answers.iter().filter(|(_, standing)| standing.name == member.name);
-            let at_home = look.answers.get(&member.address).filter(|standing| standing.name == member.name);
-            let found = at_home.map(|standing| (&member.address, standing)).or_else(|| named.next());
-            let (address, standing) = match found {
-                // A node behind a wildcard listen address keeps its address.
-                Some((address, standing)) if *address == own && !listen => (member.address.clone(), Some(standing)),
-                Some((address, standing)) => (address.clone(), Some(standing)),
-                None => (member.address.clone(), None),
-            };
-            let since = match standing {
-                Some(_) => {
-                    // Earlier failures mean little now.
-                    if self.lost.remove(&member.name).is_some() {
-                        self.pause = PAUSE;
-                    }
-                    now
-                }
-                None => {
-                    // The daemon that starts next may be able to load.
-                    self.failing.remove(&member.name);
-                    *self.lost.entry(member.name.clone()).or_insert(now)
-                }
-            };
-            View { standing: standing.cloned(), address, lost: now.saturating_sub(since) }
-        });
-        views.collect()
     }
 
     fn decide(&mut self, look: Look, views: Vec<View>) -> Vec<StewardAsk> {

@@ -36,6 +36,20 @@ pub(super) struct Proposal {
 }
 
 impl Proposal {
+    /// Whether a member that was to return is lost again, or hangs: the end of the topology that serves without it
+    /// would not help.
+    fn has_lost_again(&self, name: &str, kind: &FaultKind) -> bool {
+        let TopologyChange::Return { joins, .. } = &self.change else { return false };
+        let is_lost = matches!(
+            kind,
+            FaultKind::SessionLost { .. }
+                | FaultKind::Unreachable { .. }
+                | FaultKind::Timeout { .. }
+                | FaultKind::Draining
+        );
+        is_lost && joins.iter().any(|one| one.name == name)
+    }
+
     /// Whether the plan with the returned members equals the running topology.
     fn would_change_nothing(&self, wanted: &Topology) -> bool {
         matches!(self.change, TopologyChange::Return { .. }) && wanted.is_alike(&self.base.topology)
@@ -218,7 +232,7 @@ impl Steward {
                 self.vote_step(propose, step)
             }
             (ProposalStage::Tell(..), reply) => self.told(propose, reply),
-            (ProposalStage::Load(..), reply) => self.loaded(propose, reply),
+            (ProposalStage::Load(..), reply) => self.loaded(propose, voter, reply),
             (ProposalStage::Behind, reply) => self.end_vote(&propose.proposal, reply.of_node().map(drop)),
         }
     }
@@ -290,6 +304,7 @@ impl Steward {
         let names: Vec<&str> = next.topology.members.iter().map(|member| member.name.as_str()).collect();
         let layout = next.topology.layout;
         tracing::warn!("epoch {} follows epoch {}: {layout} on {}", next.epoch, base.epoch, names.join(", "));
+        self.expect_joins(base, &next);
         let mut list = exclusions(views.iter().filter_map(|view| view.standing.as_ref()));
         let by = format!("{} {BY_ITSELF}", self.settings.name);
         let answering = views.iter().filter(|view| view.standing.is_some());
@@ -411,8 +426,9 @@ impl Steward {
     }
 
     /// A member has loaded or switched, or failed. After a failure all members learn the decision, and recovery starts
-    /// it as after a loss.
-    fn loaded(&mut self, propose: Box<Propose>, reply: Reply) -> Vec<StewardAsk> {
+    /// it as after a loss. If an operator assigns a topology meanwhile, the current one serves until that is committed;
+    /// if a member that returns is lost again, until the next attempt. A later vote adopts the decision.
+    fn loaded(&mut self, mut propose: Box<Propose>, place: usize, reply: Reply) -> Vec<StewardAsk> {
         let ProposalStage::Load(next, stage) = &propose.stage else { return Vec::new() };
         let (next, stage) = (next.clone(), *stage);
         let answer = match (stage, reply.of_node()) {
@@ -422,10 +438,23 @@ impl Steward {
             (Loading::Prepare | Loading::Commit, Err(fault)) => Err(fault),
         };
         if let Err(fault) = answer {
-            tracing::warn!(
-                "cannot load the next topology while the current one serves; ending the current one \
-             first: {fault}"
-            );
+            let is_operators = matches!(fault.kind, FaultKind::Superseded { .. } | FaultKind::PrepareOpen { .. });
+            if !is_operators {
+                self.hold_back_joins(&propose.proposal.base, &next);
+            }
+            let name = &next.topology.members[place].name;
+            if stage == Loading::Prepare && is_operators {
+                tracing::warn!("an operator assigns a topology, so the next one is dropped: {fault}");
+                propose.result = Err(fault);
+            } else if stage == Loading::Prepare && propose.proposal.has_lost_again(name, &fault.kind) {
+                tracing::warn!("{name} was lost while it loaded, so the current topology still serves: {fault}");
+                propose.result = Err(fault);
+            } else {
+                tracing::warn!(
+                    "cannot load the next topology while the current one serves; ending the current one \
+                     first: {fault}"
+                );
+            }
             return self.load(propose, next, Loading::Abort);
         }
         if !propose.waiting.is_empty() {
@@ -434,6 +463,7 @@ impl Steward {
         }
         match stage {
             Loading::Prepare => self.load(propose, next, Loading::Commit),
+            Loading::Abort if propose.result.is_err() => self.end_vote(&propose.proposal, propose.result),
             Loading::Commit | Loading::Abort => self.tell_next(propose, next),
         }
     }

@@ -27,22 +27,28 @@ const BALANCE_PAUSE_MAX: Duration = Duration::from_secs(3600);
 /// Longest pause before another attempt to include the same members.
 const RETURN_PAUSE_MAX: Duration = Duration::from_secs(300);
 
-/// A member that is back, but whose model file did not match.
+/// A member that the last attempt could not include: its model file did not match, or the topology with it was not
+/// loaded.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HeldBack {
     /// Until then the others return without it.
     until: Duration,
-    /// The time from its check until then.
+    /// The time from the end of that attempt until then.
     pause: Duration,
 }
 
 impl Steward {
-    /// A member that is back has another model file: it must not keep others from returning. Its file is compared again
-    /// after a pause, which doubles.
+    /// A member that is back could not be included: it must not keep others from returning, or from serving. It is
+    /// tried again after a pause, which doubles with each attempt.
     pub(super) fn hold_back(&mut self, address: String) {
         let now = self.now;
         self.held_back.retain(|_, held| now < held.until + 2 * RETURN_PAUSE_MAX);
-        let pause = self.held_back.get(&address).map_or(PAUSE_MAX, |held| (2 * held.pause).min(RETURN_PAUSE_MAX));
+        let pause = match self.held_back.get(&address) {
+            // Another failure of the same attempt.
+            Some(held) if now < held.until => held.pause,
+            Some(held) => (2 * held.pause).min(RETURN_PAUSE_MAX),
+            None => PAUSE_MAX,
+        };
         self.held_back.insert(address, HeldBack { until: now + pause, pause });
     }
 

@@ -14,6 +14,8 @@ pub struct View {
     pub address: String,
     /// Since when it does not answer.
     pub lost: Duration,
+    /// Whether it was lost too often before the topology served, so that the others no longer wait for it.
+    pub is_unstable: bool,
 }
 
 impl View {

@@ -12,7 +12,7 @@ use protocol::{
 use telemetry::NodeState;
 use topology::Exclusions;
 
-use super::{CONSOLE, OTHER, ask, failure, node, other, out, prepare_of, running, topology};
+use super::{CONSOLE, OTHER, ask, failure, generate, node, other, out, prepare_of, running, topology};
 use crate::node::{
     effect::{DiskEffect, Effect, ModelEffect, SessionEffect},
     event::{Event, ExclusionsKept, ReplyTo, SessionId},
@@ -97,6 +97,17 @@ fn failed_write_of_exclusions_is_not_part_of_the_next_one() {
     assert!(matches!(failure(&effects), Some(FaultKind::StateUnwritable { .. })), "{effects:?}");
     let [_, Effect::Disk(DiskEffect::KeepExclusions { list, .. })] = &effects[..] else { panic!("{effects:?}") };
     assert_eq!(*list, out("pi3"));
+}
+
+#[test]
+fn head_that_could_not_store_the_inclusion_of_a_member_takes_requests() {
+    let mut head = running();
+    let mut list = Exclusions::default();
+    list.say("pi2", "pi2:9999", Some("did not answer for 60 s"), "pi1 (by itself)");
+    head.handle(kept(CONSOLE, list, Ok(())));
+    assert_eq!(failure(&generate(&mut head, CONSOLE, 6)), None, "a vote ends its topology if it is to end");
+    let refused = prepare_of(&mut head, CONSOLE, (4, 5), other());
+    assert!(matches!(failure(&refused), Some(FaultKind::Excluded { .. })), "a new assignment: {refused:?}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! A member that answers but cannot load its shard is voted out after a while.
+//! A member that answers but cannot load its shard, or is lost each time, is voted out after a while.
 use std::time::Duration;
 
 use common::{
@@ -44,11 +44,26 @@ fn attempt_with(
     failing: Option<(usize, FaultKind)>,
     list: &Exclusions,
 ) -> BringResult {
-    let mut all: Vec<View> = (0..base.topology.members.len()).map(|index| view(base, index, NodeState::Idle)).collect();
+    let mut all = idle(base);
     let standings = all.iter_mut().filter_map(|view| view.standing.as_mut());
     standings.for_each(|standing| standing.exclusions.clone_from(list));
-    let asks = steward.look(now, all[0].standing.clone().expect("it answers"));
-    let mut asks = tell(steward, now, &asks, &all);
+    attempt_on(steward, now, 0, &all, failing)
+}
+
+fn idle(base: &Committed) -> Vec<View> {
+    (0..base.topology.members.len()).map(|index| view(base, index, NodeState::Idle)).collect()
+}
+
+/// As [`attempt`], with the steward of member `own` and these views.
+fn attempt_on(
+    steward: &mut Steward,
+    now: Duration,
+    own: usize,
+    all: &[View],
+    failing: Option<(usize, FaultKind)>,
+) -> BringResult {
+    let asks = steward.look(now, all[own].standing.clone().expect("it answers"));
+    let mut asks = tell(steward, now, &asks, all);
     if let Some(StewardAsk::Plan { stay, .. }) = asks.first() {
         return BringResult::Plans(stay.iter().map(|one| one.member.0).collect());
     }
@@ -131,6 +146,36 @@ fn acts(fails: impl Fn(u64) -> Option<FaultKind>, base: impl Fn(u64) -> Committe
         let end = attempt_with(&mut leader, Duration::from_secs(second), &base(second), failing, list);
         matches!(end, BringResult::Plans(_))
     })
+}
+
+/// Tries once a second with three members, of which `weak` is away in the seconds of `away`; returns when a topology is
+/// planned, and its members.
+fn planned_without(own: usize, weak: usize, away: impl Fn(u64) -> bool) -> Option<(u64, Vec<u16>)> {
+    let base = base(3);
+    let mut member = steward(&base, own);
+    (10..300).find_map(|second| {
+        let mut all = idle(&base);
+        if away(second) {
+            all[weak].standing = None;
+        }
+        let lost = FaultKind::SessionLost { reason: "closed by the node".into() };
+        match attempt_on(&mut member, Duration::from_secs(second), own, &all, Some((weak, lost))) {
+            BringResult::Plans(stay) => Some((second, stay)),
+            _ => None,
+        }
+    })
+}
+
+#[test]
+fn member_lost_in_each_load_is_left_out_although_it_returns() {
+    // It answers for 5 s and restarts within 20 s.
+    let is_away = |second: u64| second % 25 >= 5;
+    let (second, stay) = planned_without(0, 1, is_away).expect("it is left out");
+    assert!((70..100).contains(&second) && stay == [0, 2], "{stay:?} after {second} s");
+    // It leads, so that only its absences are seen.
+    let (second, stay) = planned_without(1, 0, is_away).expect("it is left out");
+    assert!((70..100).contains(&second) && stay == [1, 2], "{stay:?} after {second} s");
+    assert_eq!(planned_without(1, 0, |second| is_away(second) && second < 50), None, "two restarts");
 }
 
 #[test]

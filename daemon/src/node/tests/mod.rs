@@ -6,6 +6,7 @@ mod failing;
 mod learning;
 mod quorum;
 mod recovery;
+mod returning;
 mod shape;
 pub(crate) mod steward;
 mod unload;

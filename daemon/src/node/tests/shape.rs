@@ -23,7 +23,7 @@ use crate::node::{
 
 /// The first member's steward of a degraded topology, that topology, and the views of all desired members; the last one
 /// is back.
-fn degraded() -> (Steward, Committed, Vec<View>) {
+pub(super) fn degraded() -> (Steward, Committed, Vec<View>) {
     let mut asked = base(4);
     asked.topology.layout = Layout::alike(2, 1, 2);
     let mut held = Committed { epoch: Epoch(5), ..asked.clone() };
@@ -57,7 +57,7 @@ fn voting(steward: &mut Steward, plan: Question, wanted: &Topology) -> Vec<Stewa
 }
 
 /// The answer of an idle node that holds this topology.
-fn holds(committed: Option<Committed>) -> ResponseBody {
+pub(super) fn holds(committed: Option<Committed>) -> ResponseBody {
     let mut standing = view(&base(4), 3, NodeState::Idle).standing.expect("it answers");
     standing.committed = committed;
     ResponseBody::Recovery(RecoveryAnswer::Standing(Box::new(standing)))
@@ -104,7 +104,7 @@ fn followed(
     seen
 }
 
-fn kind(body: &RequestBody) -> &'static str {
+pub(super) fn kind(body: &RequestBody) -> &'static str {
     match body {
         RequestBody::Recovery(ask) => match &**ask {
             RecoveryAsk::Vote(_) => "vote",
@@ -200,7 +200,7 @@ fn only_changed_replica_loads_next_topology_while_serving() {
 }
 
 /// The plan that follows when the last member of a degraded topology is back.
-fn planned(steward: &mut Steward, all: &[View]) -> Question {
+pub(super) fn planned(steward: &mut Steward, all: &[View]) -> Question {
     let asks = watched(steward, 12, all);
     let [StewardAsk::Plan { question, .. }] = &asks[..] else { panic!("{asks:?}") };
     *question
@@ -216,62 +216,6 @@ fn member_that_got_another_topology_while_it_compared_its_file_keeps_it() {
         assert_eq!(first.hear(Duration::from_secs(13), question, Reply::Node(answer)), [], "no vote");
         assert!(!first.is_busy());
     }
-}
-
-#[test]
-fn member_without_the_model_ends_its_return_before_a_vote() {
-    let (mut first, held, all) = degraded();
-    let plan = planned(&mut first, &all);
-    let now = Duration::from_secs(13);
-    let asks = first.hear(now, plan, Reply::Plan(Ok(held.desired().clone())));
-    let [StewardAsk::Content { question, .. }] = &asks[..] else { panic!("{asks:?}") };
-    let missing = Fault::new("pi4", FaultKind::ModelMissing { model: "m.gguf".into(), folders: "/models".into() });
-    assert_eq!(first.hear(now, *question, Reply::Content(Err(missing))), []);
-    assert!(!first.is_busy());
-    let own = all[0].standing.clone().expect("it answers");
-    let planned: Vec<u64> = (14..=25)
-        .filter(|second| {
-            let asks = first.look(Duration::from_secs(*second), own.clone());
-            !tell(&mut first, Duration::from_secs(*second), &asks, &all).is_empty()
-        })
-        .collect();
-    assert!(planned.first().is_some_and(|second| (21..=23).contains(second)), "after a pause: {planned:?}");
-}
-
-#[test]
-fn member_without_the_model_does_not_keep_another_from_returning() {
-    let (mut first, mut held, mut all) = degraded();
-    held.topology.members.pop();
-    held.topology.layout = "tp2".parse().expect("a layout");
-    for view in &mut all {
-        let standing = view.standing.as_mut().expect("it answers");
-        standing.committed = standing.committed.is_some().then(|| held.clone());
-    }
-    let idle = all[2].standing.as_mut().expect("it answers");
-    (idle.state, idle.committed) = (NodeState::Idle, None);
-    let plan = planned(&mut first, &all);
-    let now = Duration::from_secs(13);
-    let asks = first.hear(now, plan, Reply::Plan(Ok(held.desired().clone())));
-    let addresses: Vec<&str> = asks
-        .iter()
-        .map(|ask| match ask {
-            StewardAsk::Content { address, .. } => address.as_str(),
-            other => panic!("{other:?}"),
-        })
-        .collect();
-    assert_eq!(addresses, [&held.desired().members[2].address, &held.desired().members[3].address]);
-    let StewardAsk::Content { question, .. } = &asks[1] else { panic!("{asks:?}") };
-    let missing = Fault::new("pi4", FaultKind::ModelMissing { model: "m.gguf".into(), folders: "/models".into() });
-    assert_eq!(first.hear(now, *question, Reply::Content(Err(missing))), []);
-    let own = all[0].standing.clone().expect("it answers");
-    let stays = (14..=18).find_map(|second| {
-        let asks = first.look(Duration::from_secs(second), own.clone());
-        match tell(&mut first, Duration::from_secs(second), &asks, &all).as_slice() {
-            [StewardAsk::Plan { stay, .. }] => Some(stay.iter().map(|one| one.member.0).collect::<Vec<_>>()),
-            _ => None,
-        }
-    });
-    assert_eq!(stays, Some(vec![0, 1, 2]), "pi3 returns without pi4");
 }
 
 #[test]
@@ -298,13 +242,17 @@ fn vote_without_a_majority_does_not_keep_members_out() {
 }
 
 #[test]
-fn unexpected_answer_to_a_prepare_aborts_it() {
-    let (mut first, held, all) = degraded();
-    let plan = planned(&mut first, &all);
-    let votes = voting(&mut first, plan, held.desired());
-    let seen = followed(&mut first, votes, (None, held.epoch), |_| Ok(ResponseBody::Excluded));
-    let kinds: Vec<&str> = seen.iter().map(|(kind, _)| *kind).collect();
-    assert_eq!(kinds, ["vote", "vote", "exclude", "prepare", "abort", "learn"]);
+fn decision_whose_prepare_fails_is_learned_unless_an_operator_assigns() {
+    let operator = FaultKind::Superseded { epoch: Epoch(7), by: "a console".into() };
+    for (answer, last) in [(Ok(ResponseBody::Excluded), "learn"), (Err(Fault::new("pi4", operator)), "abort")] {
+        let (mut first, held, all) = degraded();
+        let plan = planned(&mut first, &all);
+        let votes = voting(&mut first, plan, held.desired());
+        let seen = followed(&mut first, votes, (None, held.epoch), |_| answer.clone());
+        let kinds: Vec<&str> = seen.iter().map(|(kind, _)| *kind).collect();
+        assert_eq!(kinds[..5], ["vote", "vote", "exclude", "prepare", "abort"]);
+        assert_eq!((kinds.last(), first.is_busy()), (Some(&last), false));
+    }
 }
 
 /// The sizes of the topologies that are planned when the members stay in these states from one second to another. No

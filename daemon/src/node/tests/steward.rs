@@ -46,7 +46,7 @@ pub(crate) fn view(base: &Committed, index: usize, state: NodeState) -> View {
         busy: None,
         trouble: None,
     };
-    View { standing: Some(standing), address: member.address.clone(), lost: Duration::ZERO }
+    View { standing: Some(standing), address: member.address.clone(), lost: Duration::ZERO, is_unstable: false }
 }
 
 fn away(base: &Committed, index: usize, seconds: u64) -> View {
@@ -159,6 +159,20 @@ fn members_that_moved_are_voted_in_at_their_new_addresses() {
     (swapped[1].address, swapped[2].address) = (two, one);
     let all = Decision::Propose { stay: members(&[0, 1, 2]), lost: Vec::new(), granted: 0 };
     assert_eq!(decide(MemberIndex(0), &base, &swapped, &RULES), all);
+}
+
+#[test]
+fn members_that_moved_are_voted_in_without_a_lost_one_of_another_replica() {
+    let mut base = base(4);
+    base.topology.layout = Layout::alike(2, 1, 2);
+    let mut all = views(&base, &[(3, 59)]);
+    all[1].address = "127.0.0.99:9999".into();
+    check_waits(&decide(MemberIndex(0), &base, &all, &RULES), "waits for pi4");
+    all[3].lost = Duration::from_secs(61);
+    let lost = vec![(MemberIndex(3), "did not answer for 61 s".to_owned())];
+    let stay = members(&[0, 1, 2]);
+    assert_eq!(decide(MemberIndex(0), &base, &all, &RULES), Decision::Propose { stay, lost, granted: 0 });
+    check_waits(&decide(MemberIndex(2), &base, &all, &RULES), "pi1 takes over");
 }
 
 #[test]
@@ -332,7 +346,7 @@ fn check_that_a_lone_member_gets_its_topology_back(layout: Layout) {
 }
 
 /// All members are in a state; the last one is included again, which `behind` has missed.
-fn views_with_inclusion(base: &Committed, state: NodeState, behind: usize) -> (Vec<View>, Exclusions) {
+pub(super) fn views_with_inclusion(base: &Committed, state: NodeState, behind: usize) -> (Vec<View>, Exclusions) {
     let last = base.topology.members.last().expect("there are members");
     let mut early = Exclusions::default();
     early.say(&last.name, &last.address, Some("hot"), "me@desk");

@@ -9,6 +9,7 @@ use common::ids::{Epoch, RequestId};
 use daemon::node::{
     BoundedSize, SessionId,
     quorum::{majority, voters},
+    steward::BY_ITSELF,
 };
 use protocol::{
     message::{Request, RequestBody, ResponseBody},
@@ -129,7 +130,11 @@ impl World {
         let Some(process) = &self.machines[node].process else { return };
         let Some(run) = &process.run else { return };
         let replica = run.topology.replica(run.topology.place(run.member).replica);
-        let out = replica.iter().find(|member| process.node.exclusions().of(&member.name, &member.address).is_some());
+        let out = replica.iter().find(|member| {
+            let entry = process.node.exclusions().of(&member.name, &member.address);
+            // Nodes end the topology of a member that they exclude by a vote; until then it serves.
+            entry.is_some_and(|entry| !entry.by.ends_with(BY_ITSELF))
+        });
         if let Some(member) = out {
             let member = member.name.clone();
             return self.violate(format!("{} starts a request with {member}, which is excluded", name(node)));
