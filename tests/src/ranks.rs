@@ -197,7 +197,7 @@ fn rank_of(
     let abort = Arc::new(Abort::new().expect("a file descriptor is free"));
     let links = (streams.len() > 1).then(|| Links::new(seat, streams, abort, false).expect("the sockets are valid"));
     let settings = Settings { exchange: how.exchange, columns: spec.embedding_length, choice: how.collective, kernels };
-    let mut group = Group::new(links, settings, timing);
+    let mut group = Group::new(links, settings, timing).with_wide_states(spec.has_wide_states());
     // Blocks in reverse order: code must not assume that a sequence is contiguous.
     let tables = vec![(0..blocks as u32).rev().collect::<Vec<u32>>()];
     let mut logits = Vec::new();

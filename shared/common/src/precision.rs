@@ -66,11 +66,11 @@ pub enum Exchange {
 
 impl Exchange {
     /// Format of hidden states between stages: f16 if partial sums may be rounded, never smaller, because their
-    /// rounding errors propagate through all later layers.
-    pub fn hand_over(self) -> Self {
+    /// rounding errors propagate through all later layers. f32 if the values may exceed what f16 holds (`is_wide`).
+    pub fn hand_over(self, is_wide: bool) -> Self {
         match self {
-            Self::F32 => Self::F32,
-            Self::F16 | Self::Q80 => Self::F16,
+            Self::F16 | Self::Q80 if !is_wide => Self::F16,
+            Self::F32 | Self::F16 | Self::Q80 => Self::F32,
         }
     }
 }
@@ -92,5 +92,18 @@ impl fmt::Display for Exchange {
             Self::F16 => "f16",
             Self::Q80 => "q80",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hidden_states_between_stages_are_never_q80_and_wide_ones_f32() {
+        let of =
+            |is_wide: bool| [Exchange::F32, Exchange::F16, Exchange::Q80].map(|exchange| exchange.hand_over(is_wide));
+        assert_eq!(of(false), [Exchange::F32, Exchange::F16, Exchange::F16]);
+        assert_eq!(of(true), [Exchange::F32; 3]);
     }
 }

@@ -271,6 +271,12 @@ impl ModelSpec {
         self.kinds.iter().any(|kind| kind.mixer.state_length(1) > 0)
     }
 
+    /// Whether hidden states between layers may exceed what f16 holds, 65504. Norms behind the halves of a layer multiply
+    /// what it adds by weights of any size; those of Gemma 3 are known to overflow f16.
+    pub fn has_wide_states(&self) -> bool {
+        self.kinds.iter().any(|kind| kind.norms == Norms::Around)
+    }
+
     /// Whether it continues texts; otherwise it has no logits.
     pub fn generates(&self) -> bool {
         self.attentions().all(|attention| attention.ahead == 0)

@@ -228,7 +228,8 @@ fn links(holding: &Holding<'_>, seat: &Seat) -> usize {
     let tensor = rows * spec.embedding_length * FLOAT;
     let all_reduce = if peers > 0 { 3 * tensor + 2 * (1 + peers) * message } else { 0 };
     let hops = usize::from(!plan.is_first_stage()) + usize::from(!plan.is_last_stage(spec));
-    let hand_overs = hops * payload_bytes(seat.exchange.hand_over(), tokens, spec.embedding_length);
+    let hand_overs =
+        hops * payload_bytes(seat.exchange.hand_over(spec.has_wide_states()), tokens, spec.embedding_length);
     all_reduce + hand_overs + (seat.ranks * seat.stages).saturating_sub(1) * LINK_BYTES
 }
 

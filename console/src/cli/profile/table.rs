@@ -134,7 +134,8 @@ fn formula(
         }
     }
     let hand_overs = u64::from(member.layers.end < topology.block_count());
-    bytes += hand_overs * (payload_bytes(topology.exchange.hand_over(), count, columns) + HEADER_BYTES) as u64;
+    let format = topology.exchange.hand_over(exchanged.spec.is_some_and(ModelSpec::has_wide_states));
+    bytes += hand_overs * (payload_bytes(format, count, columns) + HEADER_BYTES) as u64;
     Cost { bytes: bytes / tokens, messages: messages + hand_overs }
 }
 

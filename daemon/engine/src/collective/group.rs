@@ -54,6 +54,8 @@ pub struct Group {
     /// The tensors of the model that does not run now: of the draft model, or of the target model during draft steps.
     other: Option<Width>,
     is_draft: bool,
+    /// Whether hidden states may exceed what f16 holds.
+    has_wide_states: bool,
 }
 
 /// Columns of a model's tensors, and the program of each algorithm for them.
@@ -85,7 +87,18 @@ impl Group {
             toll: None,
             other: None,
             is_draft: false,
+            has_wide_states: false,
         }
+    }
+
+    /// For a model whose hidden states may exceed what f16 holds (`has_wide_states` of its spec).
+    pub fn with_wide_states(self, has_wide_states: bool) -> Self {
+        Self { has_wide_states, ..self }
+    }
+
+    /// Wire format of hidden states between stages.
+    pub(super) fn state_format(&self) -> Exchange {
+        self.settings.exchange.hand_over(self.has_wide_states)
     }
 
     /// Shares the state of a lone rank with its watchers; links share that of others already.

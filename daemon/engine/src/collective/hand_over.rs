@@ -16,7 +16,7 @@ impl Group {
     /// The peer is lost.
     pub fn hand_over(&mut self, to: Rank, hidden: &[f32], behind: &[u8]) -> Result<(), CollectiveError> {
         let (compute, sent) = self.timing.enter();
-        let (step, format) = (self.step, self.settings().exchange.hand_over());
+        let (step, format) = (self.step, self.state_format());
         let encode = self.settings().kernels.payload.encode;
         let links = self.links().expect("a stage that hands over has links");
         let tag = FrameTag::new(FrameKind::HandOver, step, 0);
@@ -43,7 +43,7 @@ impl Group {
         behind: impl FnOnce(&[u8]),
     ) -> Result<(), CollectiveError> {
         let (compute, sent) = self.timing.enter();
-        let (step, format) = (self.step, self.settings().exchange.hand_over());
+        let (step, format) = (self.step, self.state_format());
         let load = self.settings().kernels.payload.load;
         let links = self.links().expect("a stage that takes over has links");
         links.wait_for(std::iter::once(from))?;

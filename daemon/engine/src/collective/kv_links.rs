@@ -6,6 +6,7 @@ use std::{
     io,
     ops::Range,
     os::fd::BorrowedFd,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -17,14 +18,15 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use protocol::frame::{FrameHeader, FrameKind, FramePlace};
 
 use super::{
-    CollectiveError,
+    Abort, CollectiveError,
     peer::{Calls, Patience, Peer, Socket},
 };
 
 /// Most unsent bytes on a link; above that the sender waits.
 const BACKLOG_BYTES_MAX: usize = 16 << 20;
-/// Longest wait for a link to drain; a rank that accepts nothing for this long is given up.
-const ROOM: Duration = Duration::from_secs(5);
+/// Longest wait for a link to drain; a rank that accepts nothing for this long is given up. A rank takes little during a
+/// step of its own, which may last for many seconds with a large model.
+const ROOM: Duration = if cfg!(test) { Duration::from_millis(400) } else { Duration::from_secs(15) };
 /// Longest sleep in one poll, in milliseconds.
 const SLEEP_MS: u8 = 2;
 
@@ -60,11 +62,13 @@ pub struct KvLinks {
     calls: Calls,
     /// Whether keys and values are received on them.
     reads: bool,
+    /// Ends the wait for a link to drain, which is one for another rank.
+    abort: Arc<Abort>,
 }
 
 impl KvLinks {
     /// Takes connected sockets, one for each rank of the other groups. Keys and values are received if `reads`, else
-    /// sent.
+    /// sent. `abort` is that of this rank's engine.
     ///
     /// # Errors
     /// A socket option cannot be set.
@@ -74,13 +78,14 @@ impl KvLinks {
         hash: TopologyHash,
         sockets: Vec<(MemberIndex, Socket)>,
         reads: bool,
+        abort: Arc<Abort>,
     ) -> io::Result<Self> {
         let links = sockets.into_iter().map(|(member, socket)| {
             let peer = Peer::new(socket, false, None)?;
             Ok(Far { member, peer, backlog: VecDeque::new(), backlog_bytes: 0, spare: Vec::new() })
         });
         let links = links.collect::<io::Result<Vec<_>>>()?;
-        Ok(Self { own, epoch, hash, links, calls: Calls::default(), reads })
+        Ok(Self { own, epoch, hash, links, calls: Calls::default(), reads, abort })
     }
 
     /// Whether a member is still connected.
@@ -136,17 +141,23 @@ impl KvLinks {
 
     /// Waits until the unsent bytes are within the limit.
     fn make_room(&mut self, to: MemberIndex) {
-        let begin = Instant::now();
+        let (mut since, mut unsent) = (Instant::now(), usize::MAX);
         while let Some(index) = self.links.iter().position(|far| far.member == to) {
-            if self.links[index].backlog_bytes <= BACKLOG_BYTES_MAX {
-                return;
+            let backlog = self.links[index].backlog_bytes;
+            if backlog <= BACKLOG_BYTES_MAX || self.abort.is_raised() {
+                break;
             }
-            if begin.elapsed() > ROOM {
-                return self.give_up(index, "it accepts no keys and values");
+            if backlog < unsent {
+                (since, unsent) = (Instant::now(), backlog);
+            } else if since.elapsed() > ROOM {
+                self.give_up(index, "it accepts no keys and values");
+                break;
             }
+            self.abort.set_waiting(true);
             Self::sleep(Some(self), None);
             self.pump();
         }
+        self.abort.set_waiting(false);
     }
 
     /// Sends as much as the sockets accept.
@@ -251,6 +262,7 @@ mod tests {
     use std::{
         io::Write,
         net::{TcpListener, TcpStream},
+        thread,
     };
 
     use protocol::{frame::HEADER_BYTES, seal::Seals};
@@ -266,7 +278,8 @@ mod tests {
         let raw = one.try_clone().expect("a socket can be cloned");
         let links = |own, other, stream, reads| {
             let sockets = vec![(MemberIndex(other), Socket { stream, seals: Seals::default() })];
-            KvLinks::new(MemberIndex(own), WHO.0, WHO.1, sockets, reads)
+            let abort = Arc::new(Abort::new().expect("there are descriptors"));
+            KvLinks::new(MemberIndex(own), WHO.0, WHO.1, sockets, reads, abort)
         };
         (links(0, 5, one, false).expect("it is good"), links(5, 0, two, true).expect("it is good"), raw)
     }
@@ -295,6 +308,25 @@ mod tests {
             assert!(got - before <= 17, "{} frames at once", got - before);
         }
         assert!(got == 200 && !sender.is_sending());
+    }
+
+    #[test]
+    fn sender_waits_visibly_for_a_receiver_and_gives_up_one_that_accepts_nothing() {
+        let (mut sender, receiver, _) = pair();
+        let abort = Arc::clone(&sender.abort);
+        let watching = thread::spawn(move || {
+            let until = Instant::now() + Duration::from_secs(20);
+            while !abort.is_waiting() && Instant::now() < until {
+                thread::sleep(Duration::from_millis(1));
+            }
+            abort.is_waiting()
+        });
+        for number in 0..2000 {
+            let _bytes = sender.send(MemberIndex(5), 7, number, |out| out.resize(out.len() + 65_536, 0));
+        }
+        assert!(watching.join().expect("it does not panic"), "a wait for another rank is no stall");
+        assert!(!sender.has(MemberIndex(5)) && !sender.abort.is_waiting());
+        drop(receiver);
     }
 
     #[test]

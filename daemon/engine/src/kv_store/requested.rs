@@ -122,7 +122,7 @@ impl RequestedLoads {
         let tokens = if is_used { cached + read } else { 0 };
         // What came too late or not at all counts as slow.
         let measured = elapsed.as_nanos() as f64 / if read > 0 { read as f64 } else { KV_BLOCK_LENGTH as f64 };
-        if read > 0 || is_late {
+        if read > 0 || is_late || !is_used {
             self.token_time = Some(self.token_time.map_or(measured, |known| known + (measured - known) / 4.0));
         }
         self.ending.push(StoreOrder::End { load });
@@ -180,6 +180,17 @@ mod tests {
             loads.begin(&prompt(7, 0), &[1; 128], None).expect("four blocks are wanted");
             assert_eq!(loads.end(LoadId(1), found).map(|ended| ended.tokens), Some(tokens), "{found:?}");
         }
+    }
+
+    #[test]
+    fn loads_that_find_nothing_on_another_rank_are_not_repeated() {
+        let mut loads = RequestedLoads::new(false);
+        let compute = Some(Nanoseconds(1));
+        let begin = loads.begin(&prompt(7, 0), &[1; 128], compute).expect("four blocks are wanted");
+        let StoreOrder::Load { load, .. } = begin else { panic!("{begin:?}") };
+        assert!(loads.end(load, status(0, false, true)).is_some_and(|ended| ended.tokens == 0));
+        let asked = (0..TRIED).filter(|_| loads.is_worth(128, compute)).count();
+        assert_eq!(asked, 1);
     }
 
     #[test]

@@ -80,6 +80,8 @@ impl Scheduler {
         };
         if tokens > 0 {
             (running.fed, running.followed, running.table.cached) = (tokens, tokens, tokens);
+            // All ranks have them: prompts that wait for this one begin with them.
+            self.blocks.publish(&mut running.table, &running.tokens[..tokens]);
             if tokens + 1 == running.prompt_length {
                 // The last token is computed like a sampled one.
                 (running.prompt_length, running.awaits_mask) = (tokens, false);

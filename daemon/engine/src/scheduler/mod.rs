@@ -406,6 +406,8 @@ impl Scheduler {
             let boundary = self.states.boundary(prompt_length).filter(|_| self.blocks.shares());
             let opening = Opening { sampling, grammar, cached: table.cached, drafts_max, awaited: None };
             let (fed, phase) = if let Some(source) = source {
+                // If nothing arrives, the prompt begins with this state after all.
+                begins.iter().for_each(|begin| self.states.touch(begin.0));
                 self.begin_awaiting((key, source), slot, &mut table, prompt_length, opening)
             } else {
                 if let Some((number, _)) = begins {

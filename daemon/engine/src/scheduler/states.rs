@@ -58,9 +58,14 @@ impl SavedStates {
 
     /// Lets a sequence begin with a saved state.
     pub(super) fn restore(&mut self, number: usize, slot: Slot) {
+        self.touch(number);
+        self.copies.push(((self.first + number) as u16, slot.0));
+    }
+
+    /// Marks a saved state as used now: of all, it is replaced last.
+    pub(super) fn touch(&mut self, number: usize) {
         self.clock += 1;
         self.saved[number].used = self.clock;
-        self.copies.push(((self.first + number) as u16, slot.0));
     }
 
     /// The state to set aside for that of a remotely computed prompt: the one that was used longest ago; half of them at

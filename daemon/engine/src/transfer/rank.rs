@@ -128,6 +128,7 @@ impl RankTransfers {
 mod tests {
     use std::{
         net::{TcpListener, TcpStream},
+        sync::Arc,
         time::{Duration, Instant},
     };
 
@@ -136,7 +137,7 @@ mod tests {
     use topology::ShardPlan;
 
     use super::*;
-    use crate::collective::{Socket, Taken};
+    use crate::collective::{Abort, Socket, Taken};
 
     /// Transfers that fill the sockets, that one group ends, and behind it.
     const FILLING: u64 = 6;
@@ -152,7 +153,8 @@ mod tests {
     }
 
     fn links(own: u16, sockets: Vec<(MemberIndex, Socket)>, reads: bool) -> KvLinks {
-        KvLinks::new(MemberIndex(own), Epoch(3), TopologyHash(4), sockets, reads).expect("the sockets are good")
+        let abort = Arc::new(Abort::new().expect("there are descriptors"));
+        KvLinks::new(MemberIndex(own), Epoch(3), TopologyHash(4), sockets, reads, abort).expect("the sockets are good")
     }
 
     #[test]

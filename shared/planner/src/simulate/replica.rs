@@ -267,7 +267,8 @@ impl<'a> Replica<'a> {
         }
         if seat.stage + 1 < self.stages() {
             let values = step.tokens as usize * self.sizes.spec.embedding_length;
-            let bytes = (FRAME_HEADER_BYTES + payload_bytes(self.setup.exchange.hand_over(), 1, values)) as u64;
+            let format = self.setup.exchange.hand_over(self.sizes.spec.has_wide_states());
+            let bytes = (FRAME_HEADER_BYTES + payload_bytes(format, 1, values)) as u64;
             out.extend([Action::Enter, send(index + self.world, bytes), Action::Close(Closing::Bubble)]);
         } else if step.wants_logits > 0 {
             self.sample(index, seat, step, out);
