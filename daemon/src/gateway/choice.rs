@@ -93,13 +93,19 @@ impl Choice {
                 let thinks = self.parser.thinks() || parts.iter().any(|part| matches!(part, AnswerPart::Thought(_)));
                 self.thought_tokens += usize::from(thinks && token.id.is_some());
                 let id = token.id.filter(|_| self.reading.shows_ids).map(ChoicePart::Token);
-                id.into_iter().chain(self.parts(parts)).collect()
+                let parts = id.into_iter().chain(self.parts(parts)).collect();
+                // Its tokens were marks, thoughts or calls. A token without text begins a character of the next part.
+                if !token.text.is_empty() && !self.parser.holds_back() {
+                    self.pending.clear();
+                }
+                parts
             }
             Said::Finished(mut ended) => {
                 let rest = AnswerParser::new(ToolFormat::None, Thinking::None, None);
                 let rest = std::mem::replace(&mut self.parser, rest).finish();
                 let mut parts = self.parts(rest);
-                if !self.pending.is_empty() {
+                // Behind calls, only marks and white space are left.
+                if !self.pending.is_empty() && self.calls == 0 {
                     parts.push(ChoicePart::Content(String::new(), std::mem::take(&mut self.pending)));
                 }
                 let reason = match ended.reason {
@@ -226,6 +232,35 @@ mod tests {
         let top: Vec<(&str, f32)> = shown[0].top.iter().map(|one| (one.text.as_str(), one.logprob)).collect();
         assert_eq!(top, [("t8", -1.0), ("t7", -2.0)]);
         assert!(matches!(choice.take(ended())[..], [ChoicePart::End("stop", _)]));
+    }
+
+    #[test]
+    fn only_tokens_of_the_content_have_log_probabilities() {
+        let gpt = "<|channel|>~analysis~<|message|>~a~<|end|>~<|start|>~assistant~<|channel|>~final~<|message|>~Yes";
+        let cut = "<tool_call>~{\"name\": \"add\"~, \"arguments\": {";
+        let called = format!("I~\n~{cut}~}}}}~\n~</tool_call>~\n");
+        for (format, texts, expected) in [
+            (ToolFormat::Hermes, "<think>~a~\n~</think>~\n\n~Yes", 1),
+            (ToolFormat::Harmony, gpt, 1),
+            (ToolFormat::Hermes, called.as_str(), 1),
+            // It is no call, because it was cut off.
+            (ToolFormat::Hermes, cut, 3),
+        ] {
+            let tools = Tools { are_given: true, ..Tools::default() };
+            let reading = Reading { tools, has_thoughts: true, logprobs: Some(1), ..Reading::default() };
+            let mut choice = Choice::new(reading);
+            choice.take(started(format));
+            let said = texts.split('~').map(|text| token(9, text)).chain([ended()]);
+            let parts: Vec<ChoicePart> = said.flat_map(|said| choice.take(said)).collect();
+            let mut count = 0;
+            for part in &parts {
+                if let ChoicePart::Content(text, shown) = part {
+                    assert!(!text.is_empty(), "{texts:?}: {parts:?}");
+                    count += shown.len();
+                }
+            }
+            assert_eq!(count, expected, "{texts:?}: {parts:?}");
+        }
     }
 
     #[test]

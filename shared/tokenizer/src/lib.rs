@@ -59,6 +59,17 @@ const END_TEXTS: &[&str] = &[
     "<|tool_response>",
     "_<EOT>",
     "[e~[",
+    // Fill-in-the-middle: padding, and what begins another repository or file.
+    "<|fim_pad|>",
+    "<fim-pad>",
+    "<fim_pad>",
+    "<PAD>",
+    "<|fim_repo|>",
+    "<|repo_name|>",
+    "<fim-repo>",
+    "<REPO>",
+    "<reponame>",
+    "<|file_sep|>",
 ];
 
 /// Tokens that end no generation in a vocabulary that has all of some others: there they end a part of an answer.
@@ -163,7 +174,8 @@ impl Tokenizer {
         };
         let kinds = vocabulary.kinds;
         let of_kinds = |wanted: &'static [Kind]| (0..length as u32).filter(|&id| wanted.contains(&kinds[id as usize]));
-        let named = [vocabulary.eos, vocabulary.eot, vocabulary.eom];
+        let [padding, repository, separator] = vocabulary.fim_ends;
+        let named = [vocabulary.eos, vocabulary.eot, vocabulary.eom, padding, repository, separator];
         let text = |id: u32| tokens.get(id as usize).unwrap_or_default();
         let by_text = of_kinds(&[Kind::Control, Kind::UserDefined])
             .filter(|&id| END_TEXTS.iter().any(|end| end.as_bytes() == text(id)));

@@ -283,6 +283,9 @@ fn ends_depend_on_the_other_tokens_of_the_vocabulary() {
     assert_eq!(ends(&["<|end|>", "<|return|>", "<|call|>"]), ["<|return|>", "<|call|>"], "gpt-oss");
     assert_eq!(ends(&["<|end|>", "<|calls|>", "<|flush|>"]), ["<|calls|>", "<|flush|>"]);
     assert_eq!(ends(&["</s>", "<turn|>", "<|tool_response>"]), ["<turn|>", "<|tool_response>"], "gemma 4");
+    assert_eq!(ends(&["<|fim_middle|>", "<|fim_pad|>", "<|file_sep|>"]), ["<|fim_pad|>", "<|file_sep|>"]);
+    let tokenizer = load(&gguf(&with(bpe(), "fim_sep_token_id", Some(Unsigned(3))))).expect("the vocabulary is good");
+    assert!(tokenizer.is_end(3) && !tokenizer.is_end(2));
 }
 
 #[test]
@@ -348,6 +351,7 @@ fn the_heap_merges_as_the_slow_reference_does() {
             eos: None,
             eot: None,
             eom: None,
+            fim_ends: [None; 3],
             unknown: None,
             add_bos: false,
             add_eos: false,

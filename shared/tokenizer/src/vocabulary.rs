@@ -72,6 +72,8 @@ pub struct Vocabulary {
     pub eot: Option<u32>,
     /// Ends a message.
     pub eom: Option<u32>,
+    /// Fill-in-the-middle: padding, the beginning of another repository, and of another file. They end a completion.
+    pub fim_ends: [Option<u32>; 3],
     /// Represents text that cannot be encoded.
     pub unknown: Option<u32>,
     /// Whether the model expects `bos` before a text; implies that `bos` is set.
@@ -129,6 +131,11 @@ impl Vocabulary {
             eos: id("tokenizer.ggml.eos_token_id")?.or(usual(2)),
             eot: id("tokenizer.ggml.eot_token_id")?,
             eom: id("tokenizer.ggml.eom_token_id")?,
+            fim_ends: [
+                id("tokenizer.ggml.fim_pad_token_id")?,
+                id("tokenizer.ggml.fim_rep_token_id")?,
+                id("tokenizer.ggml.fim_sep_token_id")?,
+            ],
             unknown: id("tokenizer.ggml.unknown_token_id")?.or(usual(0)),
             add_bos: match rule {
                 Bos::No => add_bos.unwrap_or(false),

@@ -55,6 +55,11 @@ impl CallParser {
         matches!(self.place, Place::Inside { .. })
     }
 
+    /// Whether text so far may still become content.
+    pub(super) fn holds_back(&self) -> bool {
+        !self.text.is_empty()
+    }
+
     /// Adds text; returns the parts that are certain now.
     pub(super) fn push(&mut self, text: &str) -> Vec<AnswerPart> {
         self.text.push_str(text);

@@ -13,6 +13,8 @@ const MESSAGE: &str = "<|message|>";
 const START: &str = "<|start|>";
 const CHANNEL: &str = "<|channel|>";
 const CONSTRAIN: &str = "<|constrain|>";
+/// Marks that begin a header.
+const BEGINS: [&str; 3] = [START, CHANNEL, CONSTRAIN];
 /// Marks that end a message.
 const ENDS: [&str; 5] = ["<|end|>", "<|call|>", "<|return|>", START, CHANNEL];
 /// What a header begins with when the prompt ends behind the role.
@@ -81,11 +83,25 @@ impl HarmonyParser {
         matches!(self.place, HarmonyPlace::Thought | HarmonyPlace::Header { .. })
     }
 
+    /// Whether text so far may still become content.
+    pub(super) fn holds_back(&self) -> bool {
+        match self.place {
+            HarmonyPlace::Thought => false,
+            HarmonyPlace::Call { .. } => true,
+            HarmonyPlace::Header { .. } => {
+                let rest = self.text.trim_start();
+                !self.text.is_empty() && !BEGINS.iter().any(|mark| rest.starts_with(mark))
+            }
+            HarmonyPlace::Content => !self.text.is_empty(),
+        }
+    }
+
     /// Ends the answer; returns the text that was held back.
     pub(super) fn finish(mut self) -> Vec<AnswerPart> {
         let text = std::mem::take(&mut self.text);
         match self.place {
-            HarmonyPlace::Header { is_later: true } if START.starts_with(text.trim()) => {}
+            // The answer was cut in the header.
+            HarmonyPlace::Header { is_later } if is_header(&text, is_later) => {}
             HarmonyPlace::Call { .. } => {
                 self.add(&text);
                 self.end_call();
@@ -205,6 +221,51 @@ impl HarmonyParser {
         if !is_call {
             self.parts.push(AnswerPart::Broken { index });
             give(&mut self.parts, raw);
+        }
+    }
+}
+
+/// Whether held text is the beginning of a header; white space is if a message came before.
+fn is_header(text: &str, is_later: bool) -> bool {
+    let rest = text.trim_start();
+    match rest {
+        "" => is_later,
+        _ if rest.starts_with(FUNCTIONS) => true,
+        _ => BEGINS.iter().any(|mark| rest.starts_with(mark) || mark.starts_with(rest)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answer_that_is_cut_in_a_header_shows_no_marks() {
+        let thought = "<|channel|>analysis<|message|>Hm.<|end|>";
+        for (before, header) in [
+            ("", "<|channel|>analysis<|message|>"),
+            ("", " to=functions.f<|channel|>commentary <|constrain|>json<|message|>"),
+            (thought, "<|start|>assistant<|channel|>final<|message|>"),
+            (thought, "<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>"),
+        ] {
+            for cut in 0..header.len() {
+                let mut parser = HarmonyParser::new(true, true, false);
+                let mut parts = parser.push(before);
+                parts.extend(parser.push(&header[..cut]));
+                parts.extend(parser.finish());
+                let mut shown = parts.iter().filter(|part| !matches!(part, AnswerPart::Thought(_)));
+                assert!(
+                    shown.all(|part| matches!(part, AnswerPart::Content(text) if !text.contains("<|"))),
+                    "{:?}: {parts:?}",
+                    &header[..cut]
+                );
+            }
+        }
+        for text in [" ", "to", "<b>"] {
+            let mut parser = HarmonyParser::new(true, true, false);
+            let mut parts = parser.push(text);
+            parts.extend(parser.finish());
+            assert_eq!(parts, [AnswerPart::Content(text.into())]);
         }
     }
 }

@@ -136,6 +136,14 @@ impl AnswerParser {
         }
     }
 
+    /// Whether text so far may still become content, for example because a call is none after all.
+    pub fn holds_back(&self) -> bool {
+        match &self.0 {
+            Stages::Channels(parser) => parser.holds_back(),
+            Stages::Sequence(thinking, calls) => thinking.holds_back() || calls.holds_back(),
+        }
+    }
+
     /// Ends the answer; returns the text that was held back.
     pub fn finish(self) -> Vec<AnswerPart> {
         match self.0 {

@@ -68,6 +68,14 @@ impl ThinkingParser {
         matches!(self.state, ThinkingState::Thought { .. } | ThinkingState::Begin(_))
     }
 
+    /// Whether text so far may still become a part of the answer.
+    pub(super) fn holds_back(&self) -> bool {
+        match self.state {
+            ThinkingState::Begin(Thinking::Open) | ThinkingState::Thought { .. } | ThinkingState::Behind => false,
+            ThinkingState::Begin(_) | ThinkingState::Answer => !self.held.is_empty(),
+        }
+    }
+
     /// Ends the answer; returns the text that was held back.
     pub(super) fn finish(self) -> Option<Divided> {
         let Self { state, held, .. } = self;

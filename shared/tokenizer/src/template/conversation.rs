@@ -57,6 +57,8 @@ impl Form {
 pub(super) struct Customs {
     /// It reads messages with calls and without content.
     takes_no_content: bool,
+    /// It asks whether there is content, and may write calls only where there is none (DeepSeek R1).
+    asks_for_content: bool,
     /// It takes the tools from the system message, as a JSON text (Phi 4 mini).
     has_tools_in_system: bool,
     thoughts: Thoughts,
@@ -73,10 +75,10 @@ enum Thoughts {
     Part,
 }
 
-/// Whether a template asks for the calls of a message, or whether there is content. Others would write "None".
-fn takes_no_content(template: &str) -> bool {
+/// Whether a template asks whether a message has content.
+fn asks_for_content(template: &str) -> bool {
     let words: String = template.chars().filter(|letter| letter.is_alphanumeric() || *letter == '_').collect();
-    template.contains("tool_calls") || ["contentisnotnone", "contentisnone"].iter().any(|test| words.contains(test))
+    ["contentisnotnone", "contentisnone"].iter().any(|test| words.contains(test))
 }
 
 impl Customs {
@@ -91,7 +93,10 @@ impl Customs {
             Thoughts::Reasoning
         };
         let has_tools_in_system = has(["message['tools']", "message[\"tools\"]"]);
-        Self { takes_no_content: takes_no_content(template), has_tools_in_system, thoughts }
+        let asks_for_content = asks_for_content(template);
+        // Other templates would write "None".
+        let takes_no_content = asks_for_content || template.contains("tool_calls");
+        Self { takes_no_content, asks_for_content, has_tools_in_system, thoughts }
     }
 
     /// Moves the thought of an assistant's message to where the template looks for it.
@@ -103,7 +108,7 @@ impl Customs {
             return;
         }
         names.iter().for_each(|name| drop(message.remove(*name)));
-        let has_calls = message.get("tool_calls").and_then(Value::as_array).is_some_and(|calls| !calls.is_empty());
+        let has_calls = has_calls(message);
         match self.thoughts {
             Thoughts::Reasoning => {
                 message.insert("reasoning_content".into(), thought.into());
@@ -179,9 +184,14 @@ impl Conversation {
         (changed.messages != self.messages).then_some(changed)
     }
 
-    /// A short conversation with a call of a tool of this name. Nothing else depends on the name.
-    pub(super) fn sample(customs: Customs, name: &str, has_tools: bool) -> Self {
-        let content = if customs.takes_no_content { Value::Null } else { "".into() };
+    /// A short conversation with a call of a tool of this name, with or without text before it. Nothing else depends on
+    /// the name.
+    pub(super) fn sample(customs: Customs, name: &str, has_tools: bool, has_text: bool) -> Self {
+        let content: Value = match has_text {
+            true => "c".into(),
+            false if customs.takes_no_content => Value::Null,
+            false => "".into(),
+        };
         let call = json!({"id": "abcdefgh1", "type": "function", "function": {"name": name, "arguments": {}}});
         let messages = vec![
             json!({"role": "user", "content": "a"}),
@@ -194,9 +204,9 @@ impl Conversation {
         Self { is_continued: false, messages, tools }
     }
 
-    /// Whether earlier answers have calls.
-    pub(super) fn has_calls(&self) -> bool {
-        self.earlier().iter().any(|message| calls(message).is_some())
+    /// Whether earlier answers have calls with or without text before them.
+    pub(super) fn has_calls(&self, has_text: bool) -> bool {
+        self.earlier().iter().any(|message| calls(message).is_some() && self::has_text(message) == has_text)
     }
 
     /// The messages but one that the answer continues.
@@ -319,6 +329,11 @@ fn read_message(index: usize, message: Value, customs: Customs) -> Result<Value,
     if !customs.takes_no_content && message.get("content").is_none_or(Value::is_null) {
         message.insert("content".into(), "".into());
     }
+    // Clients write an empty content next to calls, and some APIs have no other form. The calls would be left out.
+    let is_empty = message.get("content").and_then(Value::as_str).is_some_and(str::is_empty);
+    if customs.asks_for_content && is_empty && has_calls(&message) {
+        message.insert("content".into(), Value::Null);
+    }
     customs.place_thought(&mut message);
     Ok(Value::Object(message))
 }
@@ -326,10 +341,9 @@ fn read_message(index: usize, message: Value, customs: Customs) -> Result<Value,
 /// Content is a text, or parts that are texts and are joined with line breaks. Only a message with tool calls may have
 /// none.
 fn read_content(index: usize, message: &mut Map<String, Value>) -> Result<(), TemplateError> {
-    let calls = message.get("tool_calls").and_then(Value::as_array).is_some_and(|calls| !calls.is_empty());
     let parts = match message.get("content") {
         Some(Value::String(_)) => return Ok(()),
-        None | Some(Value::Null) if calls => return Ok(()),
+        None | Some(Value::Null) if has_calls(message) => return Ok(()),
         Some(Value::Array(parts)) => parts,
         _ => return refuse(format!("messages[{index}].content is neither a text nor a list of parts")),
     };
@@ -363,6 +377,16 @@ fn object(text: &str) -> Option<Map<String, Value>> {
         "" | "null" | "[]" => Some(Map::new()),
         text => serde_json::from_str(text).ok(),
     }
+}
+
+/// Whether a message has calls.
+fn has_calls(message: &Map<String, Value>) -> bool {
+    message.get("tool_calls").and_then(Value::as_array).is_some_and(|calls| !calls.is_empty())
+}
+
+/// Whether a message has content that is not empty.
+fn has_text(message: &Value) -> bool {
+    message.get("content").is_some_and(|content| content.as_str().map_or(!content.is_null(), |text| !text.is_empty()))
 }
 
 /// The calls of a message, if it has any.

@@ -9,7 +9,7 @@ mod python;
 mod refused;
 mod rendering;
 
-use std::sync::OnceLock;
+use std::{collections::HashSet, sync::OnceLock};
 
 use attempts::Accepted;
 use common::{
@@ -132,8 +132,11 @@ pub struct ChatTemplate {
     /// Whether there is a separate template for conversations with tools.
     has_tool_use: bool,
     customs: Customs,
-    /// Whether earlier calls are written, without tools and with them; unknown until it matters.
-    writes_calls: [OnceLock<bool>; 2],
+    /// Whether earlier calls are written, without tools and with them, and in each case without text before the call
+    /// and with it; unknown until it matters.
+    writes_calls: [[OnceLock<bool>; 2]; 2],
+    /// Whether it has a variable `thinking` in place of `enable_thinking` (Granite 3, DeepSeek V3.1).
+    has_short_switch: bool,
     bos: String,
     eos: String,
     format: &'static ChatFormat,
@@ -173,16 +176,20 @@ impl ChatTemplate {
         python::adapt(&mut environment);
         environment.add_function("raise_exception", rendering::raise_exception);
         environment.add_filter("tojson", json::tojson);
+        let mut variables = HashSet::new();
         for (name, text) in [(PLAIN, Some(plain)), (WITH_TOOLS, tool_use)] {
             let Some(text) = text else { continue };
             check_length(text)?;
             environment.add_template_owned(name, prepare(text)).map_err(broken)?;
+            variables.extend(environment.get_template(name).map_err(broken)?.undeclared_variables(false));
         }
+        let has_short_switch = variables.contains("thinking") && !variables.contains("enable_thinking");
         let texts = [plain, tool_use.unwrap_or_default()];
         let customs = Customs::of(&texts.concat());
         let format = ChatFormat::detect(tool_use.unwrap_or(plain));
         let writes_calls = Default::default();
-        Ok(Self { environment, has_tool_use: tool_use.is_some(), customs, writes_calls, bos, eos, format })
+        let has_tool_use = tool_use.is_some();
+        Ok(Self { environment, has_tool_use, customs, writes_calls, has_short_switch, bos, eos, format })
     }
 
     /// The chat format that the template is written for.
@@ -204,7 +211,12 @@ impl ChatTemplate {
     /// # Errors
     /// The conversation is invalid, or the template refuses it or fails.
     pub fn render_with_changes(&self, chat: &Chat, now: u64) -> Result<Rendered, TemplateError> {
-        let variables = conversation::variables(chat)?;
+        let mut variables = conversation::variables(chat)?;
+        if self.has_short_switch
+            && let Some(thinks) = variables.get("enable_thinking").cloned()
+        {
+            variables.entry("thinking").or_insert(thinks);
+        }
         let rendering = Rendering { template: self, variables: &variables, now };
         let (usual, of_calls) = self.read(chat, Form::USUAL)?;
         let first = rendering.begin(&usual);
@@ -238,7 +250,11 @@ impl ChatTemplate {
     /// messages, if this crate can write them.
     fn read(&self, chat: &Chat, form: Form) -> Result<(Conversation, TemplateChanges), TemplateError> {
         let conversation = Conversation::read(chat, self.customs, form)?;
-        if !conversation.has_calls() || self.writes_calls(conversation.tools.is_some()) {
+        let has_tools = conversation.tools.is_some();
+        let is_written = [false, true]
+            .into_iter()
+            .all(|has_text| !conversation.has_calls(has_text) || self.writes_calls(has_tools, has_text));
+        if is_written {
             return Ok((conversation, TemplateChanges::default()));
         }
         match conversation.with_written_calls(self.format) {
@@ -248,11 +264,11 @@ impl ChatTemplate {
     }
 
     /// Whether the name of a call changes the text of a short conversation. A template that refuses that is left alone.
-    fn writes_calls(&self, has_tools: bool) -> bool {
-        *self.writes_calls[usize::from(has_tools)].get_or_init(|| {
+    fn writes_calls(&self, has_tools: bool, has_text: bool) -> bool {
+        *self.writes_calls[usize::from(has_tools)][usize::from(has_text)].get_or_init(|| {
             let rendering = Rendering { template: self, variables: &Map::new(), now: 0 };
-            let [one, other] =
-                ["look", "wait"].map(|name| rendering.run(&Conversation::sample(self.customs, name, has_tools)));
+            let [one, other] = ["look", "wait"]
+                .map(|name| rendering.run(&Conversation::sample(self.customs, name, has_tools, has_text)));
             one.is_err() || one != other
         })
     }

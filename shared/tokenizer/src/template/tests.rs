@@ -35,3 +35,39 @@ fn missing_content_is_empty_where_the_template_does_not_ask_for_it() {
         assert_eq!(template.render(&chat, 0).as_deref(), Ok(text));
     }
 }
+
+/// In the style of DeepSeek R1: calls where the content is none, the content elsewhere.
+const BARS: &str = include_str!("../../../../tests/fixtures/templates/bars.jinja");
+
+#[test]
+fn empty_content_hides_no_calls_where_the_template_asks_for_it() {
+    let template = ChatTemplate::new(BARS, None, String::new(), String::new()).expect("it can be compiled");
+    let (whole, left_out) = (TemplateChanges::default(), TemplateChanges::CALLS_LEFT_OUT);
+    for (content, has_call, changes) in
+        [("null", true, whole), ("\"\"", true, whole), ("[]", true, whole), ("\"x\"", false, left_out)]
+    {
+        let call = r#"{"type": "function", "function": {"name": "f", "arguments": "{}"}}"#;
+        let messages = format!(r#"[{{"role": "assistant", "content": {content}, "tool_calls": [{call}]}}]"#);
+        let rendered = template.render_with_changes(&Chat { messages, ..Chat::default() }, 0).expect("a text");
+        let found = (rendered.text.contains("<｜call▁begin｜>function<｜sep｜>f"), rendered.changes);
+        assert_eq!(found, (has_call, changes), "{content}: {}", rendered.text);
+    }
+}
+
+#[test]
+fn switch_of_thoughts_has_the_name_that_the_template_reads() {
+    let short = "{% if thinking %}T{% endif %}{{ messages[0].thinking }}";
+    let both = "{% if thinking %}T{% endif %}{% if enable_thinking %}E{% endif %}";
+    for (template, variables, text) in [
+        (short, r#"{"enable_thinking": true}"#, "T"),
+        (short, r#"{"enable_thinking": false}"#, ""),
+        (short, r#"{"enable_thinking": true, "thinking": false}"#, ""),
+        (both, r#"{"enable_thinking": true}"#, "E"),
+        ("{{ messages[0].thinking }}{{ messages[0].content }}", r#"{"enable_thinking": true}"#, "x"),
+    ] {
+        let template = ChatTemplate::new(template, None, String::new(), String::new()).expect("it can be compiled");
+        let messages = r#"[{"role": "user", "content": "x"}]"#.into();
+        let chat = Chat { messages, variables: Some(variables.into()), ..Chat::default() };
+        assert_eq!(template.render(&chat, 0).as_deref(), Ok(text), "{variables}");
+    }
+}
