@@ -145,6 +145,32 @@ fn json_output_has_exactly_the_fields_of_its_schema() {
 }
 
 #[test]
+fn result_that_does_not_fit_is_the_only_object_and_has_the_error() {
+    let schema = schema();
+    let cluster = Cluster::with(1, &demo_models(), "memory_max_mib = 2\n");
+    let folder = tempfile::tempdir().expect("create a temporary folder");
+    let file = folder.path().join("one.toml");
+    let stage = format!("[[stage]]\nnodes = [\"{}\"]\n", cluster.addresses[0]);
+    fs::write(&file, format!("model = \"bard-q8_0.gguf\"\ncontext_length = 256\n{stage}")).expect("write the file");
+    let assign = format!("topology assign {} --dry-run --json", file.display());
+    let plan = "topology plan --model llama-3.1-8b --count 1 --memory 1G --json";
+    let mut objects = Vec::new();
+    for (line, name, code, error) in
+        [(plan, "console topology plan", 8, "state"), (assign.as_str(), "dry_run", 4, "memory_short")]
+    {
+        let ended = cluster.console(&line.split(' ').collect::<Vec<_>>());
+        let object = ended.json();
+        assert_eq!((ended.code, object["error"]["code"].as_str()), (Some(code), Some(error)), "{object} {}", ended.err);
+        assert!(ended.err.contains("next: "), "{}", ended.err);
+        let different = differences(&schema, name, &object);
+        assert!(different.is_empty(), "docs/json/console.schema.json differs: {different:#?}");
+        objects.push(object);
+    }
+    let lists = [&objects[0]["dropped"], &objects[1]["plan"]["members"]];
+    assert!(lists.iter().all(|list| list.as_array().is_some_and(|list| !list.is_empty())), "{objects:?}");
+}
+
+#[test]
 fn every_definition_of_a_command_is_compared_or_listed() {
     let schema = schema();
     let compared: Vec<&str> = LINES.iter().map(|line| definition(&schema, line)).collect();

@@ -19,7 +19,7 @@ use crate::cli::{
 };
 use crate::{
     client::cluster::{Cluster, ClusterNode},
-    operator::groups::groups,
+    operator::groups::{groups, share_members},
     view::format::wrap_words,
 };
 
@@ -103,13 +103,16 @@ fn serves(report: &NodeReport) -> bool {
     matches!(report.state, NodeState::Ready | NodeState::Serving)
 }
 
-/// The epoch that the other nodes serve without this node, if it still holds an earlier epoch that failed when they
-/// left it.
+/// The epoch that the other members of this node's topology serve without it, if it still holds an earlier epoch that
+/// failed when they left it. Nodes that run another model do not replace its topology.
 fn left(report: &NodeReport, answers: &[NodeAnswer]) -> Option<Epoch> {
-    let latest = reports(answers).filter(|other| serves(other)).max_by_key(|other| other.epoch)?;
-    let (topology, ..) = latest.topology.as_ref()?;
-    let is_member = topology.members.iter().any(|member| member.name == report.name);
-    (report.fault.is_some() && latest.epoch > report.epoch && !is_member).then_some(latest.epoch)
+    let (held, ..) = report.topology.as_ref().filter(|_| report.fault.is_some())?;
+    let later = reports(answers).filter(|other| serves(other) && other.epoch > report.epoch);
+    let without = later.filter(|other| {
+        let Some((topology, ..)) = &other.topology else { return false };
+        share_members(held, topology) && !topology.members.iter().any(|member| member.name == report.name)
+    });
+    without.map(|other| other.epoch).max()
 }
 
 /// The state of a node in a word or two, with the percentage of its shard that is loaded.
@@ -377,6 +380,28 @@ mod tests {
             let text = shown(&[serving(), answer(1, Ok(own))], usize::MAX).join("\n");
             assert!(text.contains("waits for pi0") && text.contains("pi0: lost"), "{text}");
         }
+    }
+
+    #[test]
+    fn model_on_other_nodes_does_not_make_a_broken_node_a_left_one() {
+        let mut own = topology();
+        own.members.drain(..2);
+        let mut other = topology();
+        (other.model, other.members) = ("other.gguf".into(), other.members[..2].to_vec());
+        let fault = Some(Fault::new("pi2", FaultKind::NodeLost { how: Loss::Reset }));
+        let broken = NodeReport {
+            fault,
+            epoch: Epoch(7),
+            topology: Some((own.clone(), own.hash(), MemberIndex(1))),
+            ..running(3, NodeState::Faulted, false)
+        };
+        let serving = NodeReport {
+            epoch: Epoch(9),
+            topology: Some((other.clone(), other.hash(), MemberIndex(0))),
+            ..running(0, NodeState::Serving, false)
+        };
+        let text = shown(&[answer(0, Ok(serving)), answer(3, Ok(broken))], usize::MAX).join("\n");
+        assert!(text.contains("waits for pi2") && !text.contains("no action needed"), "{text}");
     }
 
     #[test]

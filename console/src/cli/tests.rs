@@ -24,6 +24,7 @@ use crate::cli::{
 };
 use crate::client::{
     assign::Assigned,
+    cluster::Cluster,
     fake_node::{FakeNode, Generation, Script, TOKENS, finished},
     session,
 };
@@ -163,6 +164,27 @@ async fn status_exits_with_3_if_a_node_is_unreachable() {
     let node = FakeNode::start("pi1", Script::default()).await;
     assert_eq!(execute_line(&format!("console status --json --nodes {}", node.address)).await.0, 0);
     assert_eq!(execute_line(&format!("console status --nodes {},127.0.0.1:1", node.address)).await.0, 3);
+}
+
+#[tokio::test]
+async fn silent_node_counts_in_lists_unless_it_is_excluded() {
+    let (node, away) = (FakeNode::start("pi1", Script::default()).await, "127.0.0.1:1");
+    let mut cluster = Cluster::dial(std::slice::from_ref(&node.address)).await;
+    let nodes = format!("{},{away}", node.address);
+    let codes = async || {
+        let mut codes = Vec::new();
+        for line in ["doctor", "kv list", "model list", "kv clear --yes", "kv clear --yes --node 127.0.0.1:1"] {
+            codes.push(execute_line(&format!("console {line} --nodes {nodes}")).await.0);
+        }
+        codes
+    };
+    assert_eq!(codes().await, [3; 5]);
+    cluster.exclusions.cordon("pi2", away, "fan", "me@here");
+    assert!(cluster.spread().await.is_empty());
+    assert_eq!(codes().await, [3; 5], "a cordoned node may still serve");
+    cluster.exclusions.say("pi2", away, Some("dead"), "me@here");
+    assert!(cluster.spread().await.is_empty());
+    assert_eq!(codes().await, [0, 0, 0, 0, 3], "a node that is named must answer");
 }
 
 #[tokio::test]
@@ -378,6 +400,8 @@ async fn simulate_and_plan_need_no_node_and_report_bad_values() {
     }
     let (code, error) = execute_line("console topology plan --model llama-3.3-70b --count 2 --memory 4G").await;
     assert!(code == 8 && error["message"].as_str().is_some_and(|text| text.contains("no layout fits")), "{error}");
+    let as_json = execute_line("console topology plan --model llama-3.3-70b --count 2 --memory 4G --json").await;
+    assert_eq!(as_json, (8, Value::Null), "the plan is the only object");
 }
 
 #[tokio::test]

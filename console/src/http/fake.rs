@@ -139,6 +139,20 @@ pub(crate) fn events_end() -> FakeStep {
     FakeStep::Bytes(b"0\r\n\r\n".to_vec())
 }
 
+/// A complete stream of a chat, with one event per delta, and usage with a token for each.
+pub(crate) fn chat_completion(deltas: &[serde_json::Value]) -> Vec<FakeStep> {
+    let mut steps = vec![events_head()];
+    steps.extend(deltas.iter().map(|delta| {
+        let choice = serde_json::json!({"index": 0, "delta": delta, "finish_reason": null});
+        event(&serde_json::json!({"id": "chatcmpl-1", "model": "m", "choices": [choice]}).to_string())
+    }));
+    steps.push(event("{\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}]}"));
+    let usage = serde_json::json!({"prompt_tokens": 4, "completion_tokens": deltas.len()});
+    let usage = serde_json::json!({"choices": [], "usage": usage});
+    steps.extend([event(&usage.to_string()), event("[DONE]"), events_end()]);
+    steps
+}
+
 /// A complete stream of a text completion, with one event per piece, usage and timings.
 pub(crate) fn completion(pieces: &[&str]) -> Vec<FakeStep> {
     let mut steps = vec![events_head()];

@@ -18,6 +18,7 @@ use telemetry::{
     finding::{Finding, exit_code},
 };
 use tokio::task::JoinSet;
+use topology::Exclusions;
 
 use crate::cli::{
     Failure,
@@ -91,13 +92,27 @@ impl Examination {
     }
 
     /// The exit code: that of a node that does not answer, otherwise that of the worst finding, otherwise that of a
-    /// node that cannot list its model files, or 0.
+    /// node that cannot list its model files, or 0. The faults of excluded nodes do not count.
     fn code(&self) -> u8 {
-        let silent = self.visits.iter().find_map(|(_, visit)| visit.as_ref().err());
+        let mut exclusions = Exclusions::default();
+        for visit in self.visits.iter().filter_map(|(_, visit)| visit.as_ref().ok()) {
+            exclusions.merge(&visit.report.exclusions);
+        }
+        let (mut silent, mut unlisted) = (None, None);
+        for (address, visit) in &self.visits {
+            let (entry, place, fault) = match visit {
+                Ok(visit) => (exclusions.of(&visit.report.name, address), &mut unlisted, visit.unlisted.as_ref()),
+                Err(fault) => (exclusions.at(address), &mut silent, Some(fault)),
+            };
+            // A cordoned node may still serve.
+            if entry.is_none_or(|entry| entry.is_cordon) {
+                *place = place.or(fault);
+            }
+        }
         let worst = exit_code(&self.findings());
         match silent {
             None if worst > 0 => worst,
-            _ => silent.or_else(|| self.faults().next()).map_or(0, |fault| Failure::from(fault.clone()).code()),
+            _ => silent.or(unlisted).map_or(0, |fault| Failure::from(fault.clone()).code()),
         }
     }
 
@@ -217,6 +232,22 @@ mod tests {
         assert_eq!(code(vec![visited(50.0, slow())]), 1);
         assert_eq!(code(vec![visited(50.0, slow()), visited(84.0, None)]), 6);
         assert_eq!(code(vec![visited(84.0, slow()), silent]), 3);
+    }
+
+    #[test]
+    fn silent_node_hides_no_finding_once_it_is_excluded() {
+        let code = |exclude: fn(&mut Exclusions)| {
+            let mut warm = visited(84.0, None).expect("it answered");
+            exclude(&mut warm.report.exclusions);
+            let kind = FaultKind::Unreachable { address: "pi2:9999".into(), reason: "r".into() };
+            let silent = ("pi2:9999".to_owned(), Err(Fault::new("pi2:9999", kind)));
+            let visits = vec![("pi1:9999".to_owned(), Ok(warm)), silent];
+            Examination { visits, between: Vec::new() }.code()
+        };
+        assert_eq!(code(|_| {}), 3);
+        let cordoned = code(|list| list.cordon("pi2", "pi2:9999", "fan", "me@here"));
+        assert_eq!(cordoned, 3, "a cordoned node may still serve");
+        assert_eq!(code(|list| list.say("pi2", "pi2:9999", Some("dead"), "me@here")), 6);
     }
 
     #[test]

@@ -1,18 +1,18 @@
 //! The loop of a chat, for conversations with a topology and over the HTTP API. On a terminal, prompts are edited and
 //! conversations stored; else standard input has one prompt per line. Ctrl-C cancels an answer.
 use std::{
-    io::{BufRead, IsTerminal, Read, stdin, stdout},
+    io::{IsTerminal, stdin, stdout},
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use anyhow::anyhow;
-use common::{chat::PROMPT_BYTES_MAX, fault::FaultKind};
+use common::fault::FaultKind;
 use tokio::sync::mpsc::{Receiver, channel};
 
 use super::{
     chat_command::{ChatCommand, HELP, WORDS_HINT},
     chat_store::ChatStore,
     line_editor::{EditedLine, LineEditor},
+    prompt_source,
 };
 use crate::cli::{
     Failure,
@@ -279,16 +279,7 @@ fn plain_lines() -> Receiver<Result<String, Failure>> {
     let (sender, receiver) = channel(1);
     std::thread::spawn(move || {
         loop {
-            let mut line = String::new();
-            let read = stdin().lock().take(PROMPT_BYTES_MAX as u64 + 1).read_line(&mut line);
-            let result = match read {
-                Ok(0) => return,
-                Ok(count) if count > PROMPT_BYTES_MAX => {
-                    Err(anyhow!("an input line is longer than {PROMPT_BYTES_MAX} bytes").into())
-                }
-                Ok(_) => Ok(line),
-                Err(error) => Err(anyhow!("cannot read standard input: {error}").into()),
-            };
+            let Some(result) = prompt_source::line(stdin().lock()).transpose() else { return };
             let is_last = result.is_err();
             if sender.blocking_send(result).is_err() || is_last {
                 return;

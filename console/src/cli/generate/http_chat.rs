@@ -9,7 +9,7 @@ use crate::cli::{
     shared::{interrupts::Interrupts, sampling::Sampling},
 };
 use crate::conversation::ChatAnswer;
-use crate::http::{Api, Ask, Kind, new_request_id};
+use crate::http::{Api, Ask, HttpAnswer, Kind, new_request_id};
 
 /// A conversation with the first of some servers that answers.
 pub(super) struct HttpChat<'a> {
@@ -49,8 +49,9 @@ impl Responder for HttpChat<'_> {
         let patience = options.endpoint.patience();
         let outcome = http_answer::answer(&self.apis, &ask, patience, !options.json, interrupts).await?;
         outcome.show(options.json, &ask.request_id, Some(request.sampling.seed));
-        let (model, text, figures) = (self.model.clone(), outcome.answer.text.clone(), outcome.summary());
-        let answer = ChatAnswer { model, text, figures, ..ChatAnswer::default() };
+        let (model, figures) = (self.model.clone(), outcome.summary());
+        let HttpAnswer { thought, text, .. } = outcome.answer;
+        let answer = ChatAnswer { model, thought, text, figures, failure: None };
         Ok(TurnEnd { answer, interrupted: outcome.interrupted })
     }
 }

@@ -22,7 +22,10 @@ use rustyline::{
 };
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
-use super::chat_command::{WORDS, is_unfinished, joined};
+use super::{
+    chat_command::{WORDS, is_unfinished, joined},
+    prompt_source::too_long,
+};
 use crate::cli::{Failure, shared::output};
 use crate::client::conversations::data_folder;
 
@@ -118,9 +121,7 @@ fn unmarked(line: EditedLine) -> EditedLine {
 fn read(editor: &mut Editor<ChatHelper, FileHistory>) -> Result<EditedLine, Failure> {
     loop {
         return match editor.readline("> ") {
-            Ok(text) if text.len() > PROMPT_BYTES_MAX => {
-                Err(anyhow!("an input line is longer than {PROMPT_BYTES_MAX} bytes").into())
-            }
+            Ok(text) if text.len() > PROMPT_BYTES_MAX => Err(too_long("an input line")),
             Ok(text) => Ok(EditedLine::Text(text)),
             Err(ReadlineError::Interrupted) => Ok(EditedLine::Cancelled),
             Err(ReadlineError::Eof) => Ok(EditedLine::End),

@@ -6,17 +6,15 @@ mod cluster_chat;
 mod http_answer;
 mod http_chat;
 mod line_editor;
+mod printing;
+mod prompt_source;
 pub(crate) mod run;
 pub(crate) mod run_options;
 
-use std::{
-    io::{IsTerminal, Read, stdout},
-    sync::Arc,
-};
+use std::sync::Arc;
 
-use anyhow::Context;
 use common::{
-    chat::{FinishReason, PROMPT_BYTES_MAX},
+    chat::FinishReason,
     fault::{Fault, FaultKind},
     ids::MemberIndex,
     latency::{RequestTimes, TransferTimes},
@@ -29,13 +27,10 @@ use tokio::sync::mpsc::channel;
 use tokio_util::sync::CancellationToken;
 use topology::{Member, Topology};
 
+pub(crate) use self::prompt_source::prompt;
 use crate::cli::{
     Failure,
-    shared::{
-        interrupts::Interrupts,
-        options, output,
-        paint::{self, Shade},
-    },
+    shared::{interrupts::Interrupts, options, output},
     topology::ensure::{Obtained, obtain},
 };
 use crate::client::{
@@ -125,23 +120,6 @@ async fn over_http(options: options::Generate) -> Result<u8, Failure> {
     let outcome = http_answer::answer(&apis, &ask, patience, !completing.json, &mut interrupts).await?;
     outcome.show(completing.json, &ask.request_id, Some(request.sampling.seed));
     Ok(outcome.interrupted.unwrap_or(0))
-}
-
-pub(crate) fn prompt(options: &options::Completing) -> Result<String, Failure> {
-    let Some(path) = &options.prompt_file else { return Ok(options.prompt.clone().unwrap_or_default()) };
-    let limit = PROMPT_BYTES_MAX as u64 + 1;
-    let mut text = String::new();
-    let read = if path.as_os_str() == "-" {
-        std::io::stdin().lock().take(limit).read_to_string(&mut text)
-    } else {
-        std::fs::File::open(path).and_then(|file| file.take(limit).read_to_string(&mut text))
-    };
-    read.with_context(|| format!("cannot read the prompt from {}", path.display()))?;
-    if text.len() > PROMPT_BYTES_MAX {
-        let message = format!("the prompt in {} is longer than {PROMPT_BYTES_MAX} bytes", path.display());
-        return Err(Failure::Usage { message, next: "shorten it" });
-    }
-    Ok(text)
 }
 
 /// The session of a member, if it is among these.
@@ -286,8 +264,8 @@ impl Gathered {
                 self.moved = Some((Assigned { epoch, topology: *topology, reused: true }, head));
             }
             GenerateEvent::Failed(fault) => {
-                if prints && !self.text.is_empty() {
-                    output::line("");
+                if prints {
+                    printing::end_line(&self.thought, &self.text);
                 }
                 // After a signal, the fault is a consequence of the cancellation.
                 return Err(self.interrupted.map_or(fault.into(), |code| Failure::Interrupted { code }));
@@ -296,22 +274,19 @@ impl Gathered {
         Ok(false)
     }
 
-    /// Adds parts of the answer. Thoughts are printed on a terminal only, and dim: they are no part of the answer.
+    /// Adds parts of the answer.
     fn add(&mut self, parts: Vec<AnswerPart>, prints: bool) {
         for part in parts {
             match part {
                 AnswerPart::Thought(text) => {
-                    if prints && stdout().is_terminal() {
-                        output::text(&Shade::Quiet.paint(&output::clean(&text), paint::is_on()));
+                    if prints {
+                        printing::thought(&text);
                     }
                     self.thought.push_str(&text);
                 }
                 AnswerPart::Content(text) => {
-                    if prints && self.text.is_empty() && !self.thought.is_empty() && stdout().is_terminal() {
-                        output::text("\n\n");
-                    }
                     if prints {
-                        output::text(&output::clean(&text));
+                        printing::content(&text, self.text.is_empty() && !self.thought.is_empty());
                     }
                     self.text.push_str(&text);
                 }

@@ -41,7 +41,7 @@ const COLUMNS: [TableColumn; 4] = [
     TableColumn { title: "NODES", least: 8, is_number: false, drops: 0 },
 ];
 
-/// Runs the command.
+/// Runs the command. The exit code is that of the first node that does not list its files and is not excluded.
 pub(super) async fn run(options: List) -> Result<u8, Failure> {
     let addresses: Vec<String> = options.nodes.nodes.iter().map(|node| with_port(node)).collect();
     let cluster = Cluster::dial(&addresses).await;
@@ -74,11 +74,18 @@ pub(super) async fn run(options: List) -> Result<u8, Failure> {
             print_models(&answers, held.len(), &loaded);
         }
     }
-    let faults = held.iter().filter_map(|(name, _, files)| Some((name, files.as_ref().err()?)));
-    for (name, fault) in faults.clone().filter(|_| !options.json) {
-        output::line(&Failure::line(name, fault));
+    let mut code = 0;
+    for (node, (name, _, files)) in cluster.nodes.iter().zip(&held) {
+        let Err(fault) = files else { continue };
+        if !options.json {
+            output::line(&Failure::line(name, fault));
+        }
+        // An excluded node is listed, but does not count.
+        if code == 0 && cluster.may_be_member(node) {
+            code = Failure::from(fault.clone()).code();
+        }
     }
-    Ok(faults.map(|(_, fault)| fault).next().map_or(0, |fault| Failure::from(fault.clone()).code()))
+    Ok(code)
 }
 
 /// A model on some nodes.

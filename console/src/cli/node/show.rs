@@ -89,7 +89,8 @@ fn lines(address: &str, report: &NodeReport, out: Option<&Exclusion>) -> Vec<Str
     }
     rows.push(("requests", format!("{} now, {} tokens since the node started", report.requests, report.tokens)));
     if let Some(entry) = out {
-        rows.push(("excluded", format!("{} ({})", entry.reason.as_deref().unwrap_or_default(), entry.by)));
+        let name = if entry.is_cordon { "cordoned" } else { "excluded" };
+        rows.push((name, format!("{} ({})", entry.reason.as_deref().unwrap_or_default(), entry.by)));
     }
     if let Some(fault) = &report.fault {
         rows.push(("fault", format!("{fault}; {}", fault.next())));
@@ -113,6 +114,7 @@ fn lines(address: &str, report: &NodeReport, out: Option<&Exclusion>) -> Vec<Str
 mod tests {
     use common::units::{Bytes, Celsius};
     use telemetry::{Health, NodeState, health::MemoryUse};
+    use topology::Exclusions;
 
     use super::*;
     use crate::{client::fake_node::idle_report, fixtures::running};
@@ -125,6 +127,17 @@ mod tests {
         for part in ["pi1 at 10.0.0.1:9999", "idle", "84.0", "fix: "] {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }
+    }
+
+    #[test]
+    fn cordoned_node_is_not_called_excluded() {
+        let mut exclusions = Exclusions::default();
+        exclusions.cordon("pi1", "10.0.0.1:9999", "fan", "me@here");
+        let text = lines("10.0.0.1:9999", &idle_report("pi1"), exclusions.at("10.0.0.1:9999")).join("\n");
+        assert!(text.contains("cordoned     fan (me@here)") && !text.contains("excluded"), "{text}");
+        exclusions.say("pi1", "10.0.0.1:9999", Some("dead"), "me@here");
+        let text = lines("10.0.0.1:9999", &idle_report("pi1"), exclusions.at("10.0.0.1:9999")).join("\n");
+        assert!(text.contains("excluded     dead (me@here)") && !text.contains("cordoned"), "{text}");
     }
 
     #[test]

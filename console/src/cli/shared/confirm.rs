@@ -30,10 +30,24 @@ impl Rehearsal {
 
 fn say_plan(what: &str, plan: &Value, json: bool) {
     if json {
-        output::line(&json!({"dry_run": true, "would": what, "plan": plan}).to_string());
+        output::line(&plan_object(what, plan).to_string());
     } else {
         output::line(&format!("would do: {what}"));
     }
+}
+
+fn plan_object(what: &str, plan: &Value) -> Value {
+    json!({"dry_run": true, "would": what, "plan": plan})
+}
+
+/// A question as the statement of a dry run.
+fn stated(question: &str) -> String {
+    question.replacen('?', ".", 1)
+}
+
+/// The object that [`Consent::obtain`] prints in a dry run with `json`, for a command that adds to it.
+pub(crate) fn dry_run_object(question: &str, plan: &Value) -> Value {
+    plan_object(&stated(question), plan)
 }
 
 /// The operator's consent to a change.
@@ -79,7 +93,7 @@ impl Consent {
     /// The answer was no.
     pub(crate) async fn obtain(self, question: &str, plan: &Value, json: bool) -> Result<bool, Failure> {
         if self.dry_run {
-            say_plan(&question.replacen('?', ".", 1), plan, json);
+            say_plan(&stated(question), plan, json);
             return Ok(false);
         }
         if !self.yes {
@@ -124,6 +138,12 @@ mod tests {
     struct ConsentLine {
         #[command(flatten)]
         consent: Consent,
+    }
+
+    #[test]
+    fn object_of_a_dry_run_states_the_change() {
+        let object = dry_run_object("Assign tp2 to 2 nodes?", &json!({"nodes": 2}));
+        assert_eq!(object, json!({"dry_run": true, "would": "Assign tp2 to 2 nodes.", "plan": {"nodes": 2}}));
     }
 
     #[tokio::test]

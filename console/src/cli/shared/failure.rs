@@ -169,6 +169,20 @@ impl Failure {
         }
         ExitCode::from(self.code())
     }
+
+    /// Like [`Self::report`] with `json`, for a command whose result says more than its failure: the result is the
+    /// object, with the failure as its `error`. Returns the exit code.
+    pub(crate) fn report_in(&self, result: Value) -> u8 {
+        output::line(&self.added_to(result).to_string());
+        self.report(false);
+        self.code()
+    }
+
+    /// An object with this failure as its `error`.
+    fn added_to(&self, mut result: Value) -> Value {
+        result["error"] = self.json()["error"].take();
+        result
+    }
 }
 
 fn code_of(fault: &Fault) -> u8 {
@@ -278,6 +292,13 @@ mod tests {
             assert_eq!(error["others"].as_array().map_or(0, Vec::len), count - 1, "{error}");
         }
         assert!(Failure::Declined.with_next("wait".into()).json()["error"]["next"].is_null());
+    }
+
+    #[test]
+    fn failure_is_a_field_of_a_result_that_is_printed_with_it() {
+        let failure = Failure::State { message: "no layout fits".into(), next: "use more nodes" };
+        let object = failure.added_to(json!({"ranked": []}));
+        assert_eq!((&object["ranked"], &object["error"]), (&json!([]), &failure.json()["error"]));
     }
 
     #[test]

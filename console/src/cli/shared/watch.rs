@@ -113,11 +113,15 @@ fn show(seen: &Seen, json: bool, in_place: bool) {
     seen.lines.iter().for_each(|line| output::line(line));
 }
 
-/// Lines that overwrite the previous output, cut to the size of the terminal so that it does not scroll.
+/// Lines that overwrite the previous output, cut to the size of the terminal so that it does not scroll. The last line
+/// states how many others there is no room for.
 fn picture(lines: &[String], columns: usize, rows: usize) -> String {
     let room = rows.saturating_sub(1).max(1);
+    let shown = if lines.len() > room { room - 1 } else { lines.len() };
+    let hidden = lines.len() - shown;
+    let rest = format!("… {hidden} more lines: enlarge the terminal, or run the command without --watch");
     let mut text = String::from("\x1b[H");
-    for line in lines.iter().take(room) {
+    for line in lines.iter().take(shown).chain((hidden > 0).then_some(&rest)) {
         text.push_str(&cut(line, columns));
         text.push_str("\x1b[K\n");
     }
@@ -159,8 +163,24 @@ mod tests {
     fn output_overwrites_previous_and_fits_the_terminal() {
         let lines = ["abcdef".to_owned(), "gh".to_owned(), "ij".to_owned()];
         assert_eq!(picture(&lines, 80, 24), "\x1b[Habcdef\x1b[K\ngh\x1b[K\nij\x1b[K\n\x1b[J");
-        let small = picture(&lines, 4, 3);
-        assert!(!small.contains("abcdef") && small.contains("gh") && !small.contains("ij"), "{small:?}");
+        let narrow = picture(&lines, 4, 24);
+        assert!(!narrow.contains("abcdef") && narrow.contains("gh") && narrow.contains("ij"), "{narrow:?}");
+    }
+
+    #[test]
+    fn last_line_counts_those_that_do_not_fit() {
+        let lines: Vec<String> = (0..30).map(|number| format!("line {number}")).collect();
+        let rows = |rows: usize| -> Vec<String> {
+            picture(&lines, 100, rows).lines().map(|line| line.replace("\x1b[K", "")).collect()
+        };
+        let small = rows(24);
+        // The cursor needs the last row.
+        assert_eq!((small.len(), small[21].as_str()), (24, "line 21"), "{small:?}");
+        assert!(small[22].starts_with("… 8 more lines: ") && small[22].contains("--watch"), "{small:?}");
+        let large = rows(31);
+        assert!(large[29] == "line 29" && !large.concat().contains("more lines"), "{large:?}");
+        assert!(rows(2)[0].contains("… 30 more lines: "));
+        assert!(rows(0)[0].contains("… 30 more lines: "));
     }
 
     #[tokio::test]

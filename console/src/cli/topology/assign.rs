@@ -2,13 +2,17 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{choose_layout::warn_past_knee, ensure::Reached, file::read, preview::Preview};
 use crate::cli::{
     Failure,
     model::choice::advised,
-    shared::{confirm::Consent, output, sessions::assign_and_tell},
+    shared::{
+        confirm::{Consent, dry_run_object},
+        output,
+        sessions::assign_and_tell,
+    },
 };
 
 /// Options of `console topology assign`.
@@ -51,12 +55,7 @@ pub(super) async fn run(options: &AssignFile) -> Result<u8, Failure> {
         plan["members"] = preview.members();
         plan["warning"] = json!(forecast.as_ref().and_then(|forecast| forecast.warning.as_ref()));
         plan["links"] = json!(forecast.as_ref().map(|forecast| &forecast.links));
-        consent.obtain(&question, &plan, options.json).await?;
-        if !options.json {
-            preview.print();
-        }
-        preview.check_memory()?;
-        return Ok(0);
+        return show(&question, &plan, &preview, options).await;
     }
     consent.obtain(&question, &plan, options.json).await?;
     reached.spread().await;
@@ -72,5 +71,22 @@ pub(super) async fn run(options: &AssignFile) -> Result<u8, Failure> {
         let how = if assigned.reused { "is already running" } else { "is running" };
         output::line(&format!("{layout} {how}, epoch {epoch}"));
     }
+    Ok(0)
+}
+
+/// Shows what the assignment would load.
+///
+/// # Errors
+/// A node has too little memory. With `--json`, the object contains this error, and the exit code is returned.
+async fn show(question: &str, plan: &Value, preview: &Preview, options: &AssignFile) -> Result<u8, Failure> {
+    let short = preview.check_memory();
+    if let (true, Err(fault)) = (options.json, &short) {
+        return Ok(Failure::from(fault.clone()).report_in(dry_run_object(question, plan)));
+    }
+    options.consent.obtain(question, plan, options.json).await?;
+    if !options.json {
+        preview.print();
+    }
+    short?;
     Ok(0)
 }

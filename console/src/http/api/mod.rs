@@ -10,7 +10,7 @@ use super::{
     client::{Api, HttpRequest, said},
 };
 
-/// Maximum length of the text of an answer in bytes.
+/// Maximum length of the text of an answer and its thought in bytes.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 /// Time limit for repeating a request after a broken connection; servers keep its answer for the same time.
 const AGAIN: Duration = Duration::from_secs(60);
@@ -52,6 +52,8 @@ pub struct HttpAnswer {
     pub id: Option<String>,
     /// The model that generated it.
     pub model: Option<String>,
+    /// What the model thought; only of chats, and no part of the text.
+    pub thought: String,
     /// Its text.
     pub text: String,
     /// The API's `finish_reason`.
@@ -69,6 +71,8 @@ pub struct HttpAnswer {
 /// Progress of an answer.
 #[derive(Debug)]
 pub enum HttpProgress<'a> {
+    /// A part of the model's thought that follows the part reported before.
+    Thought(&'a str),
     /// Text that follows the text reported before.
     Text(&'a str),
     /// The connection broke for this reason; the request is repeated.
@@ -85,7 +89,7 @@ pub struct Gathering {
 }
 
 impl Gathering {
-    /// Processes the data of an event and returns the text that it adds.
+    /// Processes the data of an event and returns the text that it adds. A thought is only added to the answer.
     ///
     /// # Errors
     /// The data is not an event of the API, reports an error, or makes the answer too long.
@@ -119,10 +123,15 @@ impl Gathering {
         if choice["logprobs"].is_object() {
             answer.logprobs.push(choice["logprobs"].clone());
         }
-        let text = choice["text"].as_str().or(choice["delta"]["content"].as_str()).unwrap_or_default().to_owned();
-        if answer.text.len() + text.len() > ANSWER_BYTES_MAX {
+        let delta = &choice["delta"];
+        let text = choice["text"].as_str().or(delta["content"].as_str()).unwrap_or_default().to_owned();
+        // The names of llama-server and of vLLM. A server that sends both repeats the thought.
+        let thoughts = ["reasoning_content", "reasoning"].map(|name| delta[name].as_str().unwrap_or_default());
+        let thought = thoughts.into_iter().find(|thought| !thought.is_empty()).unwrap_or_default();
+        if answer.thought.len() + thought.len() + answer.text.len() + text.len() > ANSWER_BYTES_MAX {
             return Err(malformed(format!("the answer is longer than {ANSWER_BYTES_MAX} bytes")));
         }
+        answer.thought.push_str(thought);
         answer.text.push_str(&text);
         Ok(text)
     }
@@ -179,6 +188,13 @@ fn no_model(at: &str) -> HttpError {
     HttpError::Refused { at: at.into(), status: 503, code, message, retry_after_seconds: None }
 }
 
+/// The parts of an answer that were reported, by all attempts.
+#[derive(Debug, Default)]
+struct ReportedAnswer {
+    thought: String,
+    text: String,
+}
+
 /// Sends a request to the first server, or to the next one if a server is unreachable, and reports the answer as it
 /// arrives. `patience`: longest time without data. Dropping the future closes the connection, which cancels the
 /// request.
@@ -192,7 +208,7 @@ pub async fn stream(
     patience: Duration,
     tell: &mut (dyn FnMut(HttpProgress<'_>) + Send),
 ) -> Result<HttpAnswer, HttpError> {
-    let mut told = String::new();
+    let mut told = ReportedAnswer::default();
     let mut place = 0;
     // Number of consecutive unreachable servers before the first byte of an answer.
     let mut away = 0;
@@ -226,12 +242,12 @@ pub async fn stream(
     }
 }
 
-/// Sends the request once. `told`: the text reported so far by this and earlier attempts.
+/// Sends the request once. `told`: what this and earlier attempts have reported.
 async fn attempt(
     api: &Api,
     ask: &Ask,
     patience: Duration,
-    told: &mut String,
+    told: &mut ReportedAnswer,
     tell: &mut (dyn FnMut(HttpProgress<'_>) + Send),
     has_begun: &mut bool,
 ) -> Result<HttpAnswer, HttpError> {
@@ -247,7 +263,7 @@ async fn attempt(
                 failure = gathering.take(api.at(), data).err();
             }
         });
-        go_on(api, &gathering.answer.text, told, tell)?;
+        go_on(api, &gathering.answer, told, tell)?;
         fed.map_err(|reason| HttpError::Malformed { at: api.at().into(), reason })?;
         if let Some(failure) = failure {
             return Err(failure);
@@ -256,28 +272,42 @@ async fn attempt(
     if !gathering.is_done {
         return Err(HttpError::Lost { at: api.at().into(), reason: "closed before the end of the answer".into() });
     }
-    match told.len() <= gathering.answer.text.len() {
-        true => Ok(gathering.answer),
-        false => Err(HttpError::Diverged { at: api.at().into(), after: gathering.answer.text.len() }),
+    let answer = gathering.answer;
+    for (told, found) in [(&told.thought, &answer.thought), (&told.text, &answer.text)] {
+        if found.len() < told.len() {
+            return Err(HttpError::Diverged { at: api.at().into(), after: found.len() });
+        }
     }
+    Ok(answer)
 }
 
-/// Reports the part of `text` that follows `told`, and appends it to `told`.
+/// Reports the parts of the thought and of the text that follow those in `told`, and appends them to `told`.
 fn go_on(
     api: &Api,
-    text: &str,
-    told: &mut String,
+    answer: &HttpAnswer,
+    told: &mut ReportedAnswer,
     tell: &mut (dyn FnMut(HttpProgress<'_>) + Send),
 ) -> Result<(), HttpError> {
-    let common = text.bytes().zip(told.bytes()).take_while(|(one, other)| one == other).count();
-    if common < text.len().min(told.len()) {
-        return Err(HttpError::Diverged { at: api.at().into(), after: common });
+    let thought = new_part(api, &answer.thought, &mut told.thought)?;
+    if !thought.is_empty() {
+        tell(HttpProgress::Thought(thought));
     }
-    if let Some(rest) = text.get(told.len()..).filter(|rest| !rest.is_empty()) {
-        tell(HttpProgress::Text(rest));
-        told.push_str(rest);
+    let text = new_part(api, &answer.text, &mut told.text)?;
+    if !text.is_empty() {
+        tell(HttpProgress::Text(text));
     }
     Ok(())
+}
+
+/// The part of `found` that follows `told`, to which it is appended.
+fn new_part<'a>(api: &Api, found: &'a str, told: &mut String) -> Result<&'a str, HttpError> {
+    let common = found.bytes().zip(told.bytes()).take_while(|(one, other)| one == other).count();
+    if common < found.len().min(told.len()) {
+        return Err(HttpError::Diverged { at: api.at().into(), after: common });
+    }
+    let part = found.get(told.len()..).unwrap_or_default();
+    told.push_str(part);
+    Ok(part)
 }
 
 #[cfg(test)]

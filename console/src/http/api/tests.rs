@@ -4,7 +4,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::{Api, Ask, HttpError, HttpProgress, Kind, model, stream};
-use crate::http::fake::{FakeServer, FakeStep, answer, completion};
+use crate::http::fake::{FakeServer, FakeStep, answer, chat_completion, completion};
 
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -16,10 +16,11 @@ fn ask() -> Ask {
     Ask { kind: Kind::Text, body: json!({"prompt": "x", "max_tokens": 3}), request_id: "r1".into() }
 }
 
-/// The result, and all reported text, with `|` for each repeat.
+/// The result, and all reported text, with `|` for each repeat. Thoughts are in capitals.
 async fn asked(apis: &[Api]) -> (Result<super::HttpAnswer, HttpError>, String) {
     let mut told = String::new();
     let result = stream(apis, &ask(), PATIENCE, &mut |what: HttpProgress<'_>| match what {
+        HttpProgress::Thought(text) => told.push_str(&text.to_uppercase()),
         HttpProgress::Text(text) => told.push_str(text),
         HttpProgress::Again(_) => told.push('|'),
     })
@@ -66,6 +67,40 @@ async fn interrupted_answer_resumes_and_different_text_is_an_error() {
 
     let (result, _) = asked(&[api(&breaking(&["O "]).url())]).await;
     assert!(matches!(result, Err(HttpError::Diverged { after: 2, .. })), "{result:?}");
+}
+
+#[tokio::test]
+async fn thoughts_are_reported_once_and_are_no_text() {
+    let deltas = [
+        json!({"role": "assistant", "content": ""}),
+        json!({"reasoning_content": "let ", "reasoning": "let "}),
+        json!({"reasoning": "me"}),
+        json!({"reasoning_content": " see", "content": null}),
+        json!({"content": "4"}),
+    ];
+    let server = FakeServer::start(move |_, _| chat_completion(&deltas));
+    let (result, told) = asked(&[api(&server.url())]).await;
+    let found = result.expect("it answers");
+    assert_eq!((found.thought.as_str(), found.text.as_str(), told.as_str()), ("let me see", "4", "LET ME SEE4"));
+}
+
+#[tokio::test]
+async fn repeated_answer_with_another_thought_is_an_error() {
+    for (again, expected) in [("let me see", None), ("let us see", Some(4)), ("let", Some(3))] {
+        let server = FakeServer::start(move |number, _| {
+            let thought = if number == 0 { "let me" } else { again };
+            let steps = chat_completion(&[json!({"reasoning": thought}), json!({"content": "4"})]);
+            match number {
+                0 => steps.into_iter().take(2).chain([FakeStep::Close]).collect(),
+                _ => steps,
+            }
+        });
+        match (asked(&[api(&server.url())]).await, expected) {
+            ((Ok(_), told), None) => assert_eq!(told, "LET ME| SEE4"),
+            ((Err(HttpError::Diverged { after, .. }), _), Some(place)) => assert_eq!(after, place, "{again}"),
+            (other, _) => panic!("{again}: {other:?}"),
+        }
+    }
 }
 
 #[tokio::test]

@@ -129,7 +129,7 @@ impl PlanOptions {
     }
 }
 
-/// Plans for the nodes and prints the ranking.
+/// Plans for the nodes and prints the ranking. With `--json`, the plan is the only object, also if no layout fits.
 pub(crate) async fn run(options: PlanOptions) -> Result<u8, Failure> {
     if options.described.is_some() && options.names_nodes() {
         let message = "--described cannot be combined with other nodes: its file already names the nodes".into();
@@ -145,26 +145,32 @@ pub(crate) async fn run(options: PlanOptions) -> Result<u8, Failure> {
         (options.described(usize::from(options.count.unwrap_or(8)), options.memory), None)
     };
     let plan = search::plan(&sizes, &nodes, &options.demand(), options.goal);
+    let failure = too_large(&sizes, &plan);
     if options.hypothetical.json {
         let mut object = object(&options, &sizes, &nodes, &plan);
         object["links"] = json!(links);
-        output::line(&object.to_string());
-    } else {
-        print(&options, &sizes, &nodes, &plan);
-        links.iter().for_each(|links| output::line(&output::clean(links)));
-    }
-    match (plan.ranked.is_empty(), plan.dropped.last()) {
-        (true, Some(dropped)) => {
-            let message = format!("no layout fits; {}: {}", dropped.layout, dropped.reason);
-            let has_experts = sizes.spec.kinds.iter().any(|kind| kind.feed_forward.experts().is_some());
-            let next = match has_experts {
-                true => "use more nodes, more memory, --kv q8_0, or experts_on_disk = true on the nodes",
-                false => "use more nodes, more memory, a smaller model or context, or --kv q8_0",
-            };
-            Err(Failure::State { message, next })
+        // `dropped` has the reason of every layout, the failure only that of one.
+        if let Some(failure) = failure {
+            return Ok(failure.report_in(object));
         }
-        _ => Ok(0),
+        output::line(&object.to_string());
+        return Ok(0);
     }
+    print(&options, &sizes, &nodes, &plan);
+    links.iter().for_each(|links| output::line(&output::clean(links)));
+    failure.map_or(Ok(0), Err)
+}
+
+/// The failure of a plan in which no layout fits.
+fn too_large(sizes: &ModelSizes, plan: &search::Plan) -> Option<Failure> {
+    let dropped = plan.dropped.last().filter(|_| plan.ranked.is_empty())?;
+    let message = format!("no layout fits; {}: {}", dropped.layout, dropped.reason);
+    let has_experts = sizes.spec.kinds.iter().any(|kind| kind.feed_forward.experts().is_some());
+    let next = match has_experts {
+        true => "use more nodes, more memory, --kv q8_0, or experts_on_disk = true on the nodes",
+        false => "use more nodes, more memory, a smaller model or context, or --kv q8_0",
+    };
+    Some(Failure::State { message, next })
 }
 
 /// Benchmarks the nodes with the model, one after another, then measures the links between them. Also returns a
