@@ -1,7 +1,8 @@
 //! Generations from the prompt box: the current or last one, the parameters of the next one, and the pinned result.
-use common::{ids::Epoch, sampling::SamplingParameters};
+use common::sampling::SamplingParameters;
 use protocol::message::Generate;
 use serde::{Deserialize, Serialize};
+use topology::Topology;
 
 use super::{request::Request, result::GenerationResult};
 
@@ -30,8 +31,8 @@ impl GenerateDefaults {
 pub struct GenerationState {
     /// The current or last generation.
     pub request: Request,
-    /// The epoch when it was sent; its times do not apply to other topologies.
-    pub epoch: Option<Epoch>,
+    /// The topology that it was sent to; its times do not apply to others.
+    pub topology: Option<Topology>,
     /// The model that it was sent to.
     pub sent_model: Option<String>,
     /// Number of generations sent.
@@ -45,6 +46,6 @@ pub struct GenerationState {
 impl GenerationState {
     /// Before the first generation.
     pub fn new(defaults: GenerateDefaults) -> Self {
-        Self { request: Request::nothing(), epoch: None, sent_model: None, sent: 0, defaults, pinned: None }
+        Self { request: Request::nothing(), topology: None, sent_model: None, sent: 0, defaults, pinned: None }
     }
 }

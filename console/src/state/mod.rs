@@ -198,13 +198,11 @@ impl State {
         self.cluster.nodes.iter().any(|node| node.layers_move(self.now))
     }
 
-    /// (peer wait + transfer) / total time: of the finished request, otherwise of the nodes' last reports.
+    /// (peer wait + transfer) / total time of the nodes that compute now, by their latest reports with such times.
     pub fn network_fraction(&self) -> Option<f64> {
-        self.generation.request.network_fraction().or_else(|| {
-            let shares = self.cluster.nodes.iter().map(Node::network_share);
-            let (network, all) = shares.fold((0.0, 0.0), |sum, share| (sum.0 + share.0, sum.1 + share.1));
-            (all > 0.0).then(|| ratio(network, all))
-        })
+        let shares = self.cluster.nodes.iter().filter(|node| node.layers_move(self.now)).map(|node| node.latest_share);
+        let (network, all) = shares.fold((0.0, 0.0), |sum, share| (sum.0 + share.0, sum.1 + share.1));
+        (all > 0.0).then(|| ratio(network, all))
     }
 
     /// Number of layers of the selected node.

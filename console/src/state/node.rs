@@ -117,6 +117,10 @@ pub struct Node {
     pub window: Window,
     /// The machine that it runs on, and its number of cores for this node.
     pub machine: (String, usize),
+    /// Whether its topology broke or its session ended while it served, and it has not served since.
+    pub is_interrupted: bool,
+    /// [`Self::network_share`] of the latest report with all-reduces or hand-overs.
+    pub latest_share: (f64, f64),
     name: Option<String>,
     heard: Duration,
 }
@@ -136,6 +140,8 @@ impl Node {
             history: History::default(),
             window: Window::default(),
             machine: Default::default(),
+            is_interrupted: false,
+            latest_share: (0.0, 0.0),
             name: None,
             heard: Duration::ZERO,
         }
@@ -148,7 +154,13 @@ impl Node {
 
     /// Whether it is this member of a topology.
     pub fn is(&self, member: &Member) -> bool {
-        member.name == self.name() || member.address == self.address
+        self.is_named(&member.name, &member.address)
+    }
+
+    /// Whether it is the node with this name, which had this address. The address counts only until the node has told
+    /// its name: two nodes may have swapped their addresses.
+    pub fn is_named(&self, name: &str, address: &str) -> bool {
+        self.name.as_ref().map_or(self.address == address || self.address == name, |own| own == name)
     }
 
     /// Whether its session is open.
@@ -200,6 +212,7 @@ impl Node {
             Link::Open => true,
             Link::Lost { was_open, .. } => was_open,
         };
+        self.is_interrupted |= self.report.as_ref().is_some_and(|report| report.state.serves());
         self.link = Link::Lost { fault, was_open };
         self.load = None;
     }
@@ -215,10 +228,19 @@ impl Node {
             self.computing.clear();
             self.window.clear();
             self.layers_at = None;
+            self.latest_share = (0.0, 0.0);
+        }
+        match report.state {
+            NodeState::Faulted => self.is_interrupted = true,
+            state if state.serves() => self.is_interrupted = false,
+            // It has nothing to recover.
+            NodeState::Idle if report.expected.is_none() => self.is_interrupted = false,
+            _ => {}
         }
         self.window.record(now, &report);
         self.history.record(now, &report);
-        if !report.layers.is_empty() || !report.hops.is_empty() {
+        let computes = !report.layers.is_empty() || !report.hops.is_empty();
+        if computes {
             self.layers_at = Some(now);
         }
         if let Some(hop) = report.hops.first() {
@@ -237,6 +259,9 @@ impl Node {
             self.record(*sync);
         }
         self.report = Some(report);
+        if computes {
+            self.latest_share = self.network_share();
+        }
     }
 
     /// Recent compute time of its steps as a stage of a pipeline.

@@ -38,6 +38,7 @@ pub(super) fn observed(state: &mut State, event: ClientEvent) -> Vec<Effect> {
         | ClientEvent::Planned(_) => None,
     };
     let effects = on_client(state, event);
+    state.cluster.observe_failure();
     place.into_iter().for_each(|place| watch::observe_node(state, place));
     watch::observe_cluster(state);
     effects
@@ -121,7 +122,7 @@ fn on_assign(state: &mut State, event: AssignEvent) -> Vec<Effect> {
                 state.generation.request.phase = Phase::Failed(fault.clone());
             }
             state.cluster.nodes.iter_mut().for_each(|node| node.load = None);
-            state.cluster.assignment = AssignmentStatus::Failed(fault);
+            state.cluster.fail(fault);
         }
     }
     Vec::new()

@@ -86,7 +86,7 @@ fn figures_line(state: &State, theme: &Theme) -> Line<'static> {
     let all = tokens_per_second(state);
     let rate = all.filter(|rate| *rate > 0.0).or(own).or(all);
     // Between requests nothing is computed; past figures are shown on the request's page.
-    let network = state.network_fraction().filter(|_| state.layers_move());
+    let network = state.network_fraction();
     let figures = [
         ("", figure(rate.map(|rate| format!("{rate:.1}"))) + " tokens/s"),
         ("TTFT ", figure(ttft.map(milliseconds))),

@@ -149,8 +149,9 @@ fn runs(state: &State, planned: &PlannerAnswer, candidate: &Candidate) -> bool {
 
 /// Tokens per second of this console's last request, if the running topology answered it.
 fn measured(state: &State) -> Option<f64> {
-    let epoch = state.cluster.topology().map(|(_, epoch)| epoch);
-    if state.generation.epoch != epoch {
+    // A failed assignment raises the epoch of a topology that continues.
+    let running = state.cluster.topology().map(|(topology, _)| topology);
+    if state.generation.topology.as_ref() != running {
         return None;
     }
     state.generation.request.tpot_ms().map(|tpot| ratio(1e3, tpot))

@@ -1,6 +1,9 @@
 //! Tests of candidates: the planner query, the rows, and the changes that an assignment would make.
-use common::fault::{Fault, FaultKind};
-use telemetry::NodeState;
+use common::{
+    fault::{Fault, FaultKind},
+    ids::Epoch,
+};
+use telemetry::{NodeReport, NodeState};
 
 use crate::{
     fixtures::{NODES, Story, running, sizes},
@@ -59,6 +62,14 @@ fn candidates_are_ranked_with_the_running_one_marked() {
     // The head also holds the tokenizer.
     assert!(division[0].working > division[1].working && division[1].working == division[3].working, "{division:?}");
     assert!(division.iter().all(|one| one.total().0 == one.weights.0 + one.kv.0 + one.working.0));
+}
+
+#[test]
+fn measured_speed_outlives_a_failed_assignment() {
+    let mut story = planned();
+    story.report(0, NodeReport { epoch: Epoch(4), ..running(0, NodeState::Ready, false) });
+    let rows = table(&story.state).rows;
+    assert!(rows.iter().any(|row| row.key == "tp4" && row.cells[10].text == "runs at 50.0"), "{rows:?}");
 }
 
 #[test]

@@ -3,6 +3,7 @@ use std::time::Duration;
 
 use common::ids::Epoch;
 use telemetry::{Finding, Health, NodeState, Severity};
+use topology::Topology;
 
 use crate::state::{
     AssignmentStatus, State,
@@ -22,6 +23,17 @@ const LATE_STEP: Duration = Duration::from_secs(1);
 /// Maximum number of findings kept per node.
 const FINDINGS_MAX: usize = 32;
 
+/// Whether an operator, or a vote, keeps requests away from a node, as last observed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum SeenMark {
+    /// No report has told yet.
+    #[default]
+    Unknown,
+    Included,
+    Cordoned,
+    Excluded,
+}
+
 /// The last observed state of a node.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct SeenNode {
@@ -30,7 +42,7 @@ struct SeenNode {
     is_stale: bool,
     state: Option<NodeState>,
     instance: Option<u64>,
-    is_out: bool,
+    mark: SeenMark,
     findings: Vec<(&'static str, Duration)>,
 }
 
@@ -38,7 +50,8 @@ struct SeenNode {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Watch {
     nodes: Vec<SeenNode>,
-    epoch: Option<Epoch>,
+    /// The topology of the last event about one, and its epoch.
+    topology: Option<(Epoch, Topology)>,
     assignment: Option<AssignmentStatus>,
     has_failed: bool,
     late: Option<(usize, Duration)>,
@@ -53,6 +66,7 @@ pub fn observe_node(state: &mut State, place: usize) {
     watch.nodes.resize(state.cluster.nodes.len(), SeenNode::default());
     if let Some(seen) = watch.nodes.get_mut(place) {
         link(state, place, seen);
+        mark(state, place, seen);
         if state.cluster.nodes[place].is_open() {
             reported(state, place, seen);
             findings(state, place, seen);
@@ -111,7 +125,7 @@ fn link(state: &mut State, place: usize, seen: &mut SeenNode) {
             let text = format!("connection lost: {}", fault.kind);
             say(state, Severity::Error, &text);
             alert(state, AlertKind::NodeLost, Some(place), &text);
-            *seen = SeenNode { instance: seen.instance, is_out: seen.is_out, was_refused: true, ..SeenNode::default() };
+            *seen = SeenNode { instance: seen.instance, mark: seen.mark, was_refused: true, ..SeenNode::default() };
         }
         Link::Lost { fault, .. } if !seen.was_refused => {
             say(state, Severity::Warning, &format!("does not answer: {}", fault.kind));
@@ -126,17 +140,38 @@ fn link(state: &mut State, place: usize, seen: &mut SeenNode) {
     if was_stale && !seen.is_stale && seen.is_open {
         say(state, Severity::Note, "reports again");
     }
-    let exclusion = state.cluster.exclusion(&state.cluster.nodes[place]).cloned();
-    if exclusion.is_some() != seen.is_out {
-        match &exclusion {
-            Some(entry) => {
-                let reason = format!("excluded: {} ({})", entry.reason.as_deref().unwrap_or_default(), entry.by);
-                say(state, Severity::Warning, &reason);
-                alert(state, AlertKind::NodeExcluded, Some(place), &reason);
-            }
-            None => say(state, Severity::Note, "included again"),
-        }
-        seen.is_out = exclusion.is_some();
+}
+
+/// Reports exclusions and cordons, and their ends. What the first reports tell is no news: it may be days old.
+fn mark(state: &mut State, place: usize, seen: &mut SeenNode) {
+    let node = &state.cluster.nodes[place];
+    // The others tell it about a node that does not answer.
+    let reporters = if node.is_open() { std::slice::from_ref(node) } else { state.cluster.nodes.as_slice() };
+    if reporters.iter().all(|node| node.report.is_none()) {
+        return;
+    }
+    let entry = state.cluster.exclusion(node);
+    let mark = match entry {
+        None => SeenMark::Included,
+        Some(entry) if entry.is_cordon => SeenMark::Cordoned,
+        Some(_) => SeenMark::Excluded,
+    };
+    let before = std::mem::replace(&mut seen.mark, mark);
+    if before == SeenMark::Unknown || before == mark {
+        return;
+    }
+    let why = entry.map(|entry| format!("{} ({})", entry.reason.as_deref().unwrap_or_default(), entry.by));
+    let why = why.unwrap_or_default();
+    let (severity, text) = match (before, mark) {
+        (_, SeenMark::Excluded) => (Severity::Warning, format!("excluded: {why}")),
+        (_, SeenMark::Cordoned) => (Severity::Warning, format!("cordoned: {why}")),
+        (SeenMark::Cordoned, _) => (Severity::Note, "uncordoned".to_owned()),
+        _ => (Severity::Note, "included again".to_owned()),
+    };
+    state.journal.events.push(state.now, severity, Some(place), &text);
+    // A cordon is the operator's own, and its node stays in the topology.
+    if mark == SeenMark::Excluded {
+        alert(state, AlertKind::NodeExcluded, Some(place), &text);
     }
 }
 
@@ -224,20 +259,13 @@ fn service(state: &mut State, watch: &mut Watch) {
 }
 
 fn assignment(state: &mut State, watch: &mut Watch) {
-    let epoch = state
-        .cluster
-        .topology()
-        .map(|(topology, epoch)| (epoch, topology.layout, topology.model.clone(), topology.members.len()));
-    if let Some((epoch, layout, model, count)) = epoch
-        && watch.epoch.is_none_or(|before| before < epoch)
+    if let Some((topology, epoch)) = state.cluster.topology()
+        && is_news(&state.cluster.assignment, watch, topology, epoch)
     {
-        watch.epoch = Some(epoch);
-        state.journal.events.push(
-            state.now,
-            Severity::Note,
-            None,
-            &format!("epoch {epoch}: {layout} of {model} on {count} nodes"),
-        );
+        let (layout, model, count) = (topology.layout, &topology.model, topology.members.len());
+        let text = format!("epoch {epoch}: {layout} of {model} on {count} nodes");
+        watch.topology = Some((epoch, topology.clone()));
+        state.journal.events.push(state.now, Severity::Note, None, &text);
     }
     if watch.assignment.as_ref() == Some(&state.cluster.assignment) {
         return;
@@ -255,6 +283,13 @@ fn assignment(state: &mut State, watch: &mut Watch) {
     if let Some((severity, text)) = news {
         state.journal.events.push(state.now, severity, None, &text);
     }
+}
+
+/// Whether this topology is news. A later epoch of the same one is so only if this console has assigned it again:
+/// otherwise an assignment may have raised the epoch and failed.
+fn is_news(assignment: &AssignmentStatus, watch: &Watch, topology: &Topology, epoch: Epoch) -> bool {
+    let Some((before, known)) = &watch.topology else { return true };
+    *before < epoch && (known != topology || *assignment == AssignmentStatus::Running { epoch, reused: false })
 }
 
 fn lateness(state: &mut State, watch: &mut Watch) {

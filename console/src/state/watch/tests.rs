@@ -5,13 +5,29 @@ use topology::Exclusions;
 
 use crate::{
     fixtures::{NODES, Story, address, idle, name, running},
+    state::status::{ClusterStatus, status},
     update::effect::Effect,
-    update::event::ClientEvent,
+    update::event::{AssignEvent, ClientEvent, OperateEvent},
 };
 
 fn texts(story: &Story, node: Option<usize>) -> Vec<&str> {
     let entries = story.state.journal.events.entries().iter();
     entries.filter(|entry| entry.node == node).map(|entry| entry.text.as_str()).collect()
+}
+
+/// Kinds and nodes of the alerts so far.
+fn alerts(story: &Story) -> Vec<(&str, &str)> {
+    let alerts = story.effects.iter().filter_map(|effect| match effect {
+        Effect::Alert(alert) => Some((alert.kind.name(), alert.node.as_str())),
+        _ => None,
+    });
+    alerts.collect()
+}
+
+/// A node reports these exclusions.
+fn tells(story: &mut Story, node: usize, exclusions: &Exclusions) {
+    let exclusions = exclusions.clone();
+    story.report(node, NodeReport { exclusions, ..running(node, NodeState::Ready, false) });
 }
 
 #[test]
@@ -98,11 +114,6 @@ fn alerts_follow_losses_throttling_and_service_where_they_are_on() {
         weak.health.firmware = Some(ThrottleBits(1));
         story.report(2, weak);
         story.connected(1).report(1, running(1, NodeState::Ready, false));
-        let alerts = story.effects.iter().filter_map(|effect| match effect {
-            Effect::Alert(alert) => Some((alert.kind.name(), alert.node.as_str())),
-            _ => None,
-        });
-        let alerts: Vec<(&str, &str)> = alerts.collect();
         let expected = [
             ("node-lost", "pi1"),
             ("cluster-broken", ""),
@@ -110,6 +121,75 @@ fn alerts_follow_losses_throttling_and_service_where_they_are_on() {
             ("node-returned", "pi1"),
             ("cluster-serves", ""),
         ];
-        assert_eq!(alerts, if is_on { &expected[..] } else { &[] });
+        assert_eq!(alerts(&story), if is_on { &expected[..] } else { &[] });
+    }
+}
+
+#[test]
+fn cordon_has_its_own_event_and_no_alert() {
+    let mut story = Story::ready();
+    story.state.preferences.alerts.bell = true;
+    let (name, address) = (name(2), address(2));
+    let mut exclusions = Exclusions::default();
+    for reason in [Some("dead"), None] {
+        exclusions.cordon(&name, &address, "fan", "me@here");
+        tells(&mut story, 2, &exclusions);
+        exclusions.say(&name, &address, reason, "me@here");
+        tells(&mut story, 2, &exclusions);
+    }
+    let said = texts(&story, Some(2));
+    let expected = ["cordoned: fan (me@here)", "excluded: dead (me@here)", "cordoned: fan (me@here)", "uncordoned"];
+    assert!(said.ends_with(&expected), "{said:?}");
+    assert_eq!(alerts(&story), [("node-excluded", "pi2")]);
+}
+
+#[test]
+fn exclusions_from_before_the_start_do_not_alert() {
+    let mut exclusions = Exclusions::default();
+    (2..NODES).for_each(|node| exclusions.say(&name(node), &address(node), Some("fan stuck"), "me@here"));
+    let mut story = Story::begin();
+    story.state.preferences.alerts.bell = true;
+    let away = FaultKind::Unreachable { address: address(3), reason: "connection refused".to_owned() };
+    let away = ClientEvent::Disconnected { node: 3, fault: Fault::new(address(3), away) };
+    story.arrives(away.clone()).connected(0).connected(1).connected(2);
+    (0..3).for_each(|node| tells(&mut story, node, &exclusions));
+    story.arrives(away.clone());
+    assert_eq!(alerts(&story), []);
+    for reason in [None, Some("dead")] {
+        (2..NODES).for_each(|node| exclusions.say(&name(node), &address(node), reason, "me@here"));
+        tells(&mut story, 2, &exclusions);
+        story.arrives(away.clone());
+    }
+    assert_eq!(alerts(&story), [("node-excluded", "pi2"), ("node-excluded", address(3).as_str())]);
+    for node in [2, 3] {
+        let said = texts(&story, Some(node));
+        assert!(said.ends_with(&["included again", "excluded: dead (me@here)"]), "{said:?}");
+        assert!(!said.iter().any(|text| text.contains("fan stuck")), "{said:?}");
+    }
+}
+
+#[test]
+fn earlier_failed_command_does_not_hide_a_loss() {
+    let mut story = Story::ready();
+    story.state.preferences.alerts.bell = true;
+    let refused = Fault::new("pi3", FaultKind::Draining);
+    story.arrives(ClientEvent::Operate(OperateEvent::ExcludeFailed(refused)));
+    assert_eq!(status(&story.state), ClusterStatus::Ready);
+    let lost = Fault::new("pi1", FaultKind::SessionLost { reason: "reset by peer".to_owned() });
+    story.arrives(ClientEvent::Disconnected { node: 1, fault: lost });
+    assert_eq!(status(&story.state), ClusterStatus::Broken("pi1"));
+    assert_eq!(alerts(&story), [("node-lost", "pi1"), ("cluster-broken", "")]);
+}
+
+#[test]
+fn failed_assignment_is_the_status_while_nothing_has_served_since() {
+    let mut connected = Story::begin();
+    connected.all_connected();
+    for mut story in [connected, Story::lost()] {
+        let fault = Fault::new("pi3", FaultKind::Draining);
+        story.arrives(ClientEvent::Assign(AssignEvent::Failed(fault.clone())));
+        assert_eq!(status(&story.state), ClusterStatus::Refused(&fault));
+        story.arrives(ClientEvent::Assign(AssignEvent::Failed(fault.clone())));
+        assert_eq!(status(&story.state), ClusterStatus::Refused(&fault));
     }
 }

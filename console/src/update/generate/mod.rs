@@ -109,7 +109,7 @@ pub(super) fn release_held(state: &mut State) -> Vec<Effect> {
 /// Sends the held request.
 pub(super) fn send(state: &mut State) -> Vec<Effect> {
     let running = state.cluster.topology();
-    let epoch = running.map(|(_, epoch)| epoch);
+    let topology = running.map(|(topology, _)| topology.clone());
     let model = running.map(|(topology, _)| topology.model.clone());
     let chat = state.chat.prompt(model.as_deref().unwrap_or_default());
     let defaults = if state.chat.awaited.is_some() { &state.chat.defaults } else { &state.generation.defaults };
@@ -126,7 +126,7 @@ pub(super) fn send(state: &mut State) -> Vec<Effect> {
     state.generation.sent_model = model;
     state.generation.request.sent_with = Some(SentWith { seed, terms, on });
     state.generation.sent += 1;
-    state.generation.epoch = epoch;
+    state.generation.topology = topology;
     if matches!(state.cluster.assignment, AssignmentStatus::Failed(_)) {
         // The previous topology still runs: the failure has been shown, and the text replaces it.
         state.cluster.assignment = AssignmentStatus::Nothing;

@@ -429,7 +429,7 @@ pub(super) fn on_event(state: &mut State, event: OperateEvent) -> Vec<Effect> {
             }
         }
         OperateEvent::ExcludeFailed(fault) => {
-            state.cluster.assignment = AssignmentStatus::Failed(fault.clone());
+            state.cluster.fail(fault.clone());
             fails(state, &fault);
         }
         OperateEvent::RequestCancelled { node } => {

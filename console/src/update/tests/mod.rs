@@ -263,7 +263,7 @@ fn times_on_the_console_clock_follow_their_definitions() {
     assert!((tpot - 20.0).abs() < 1e-9, "{tpot}");
     let story = Story::finished();
     assert_eq!(story.state.generation.request.ttft_ms(), Some(98.0));
-    assert_eq!(story.state.network_fraction(), Some(0.4));
+    assert_eq!(story.state.generation.request.network_fraction(), Some(0.4));
 }
 
 #[test]

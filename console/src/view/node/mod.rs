@@ -47,7 +47,7 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, 
     };
     let remark = format!("{} of {}, ← → others", state.screen.selected + 1, state.cluster.nodes.len());
     let title = format!("{} ({})", node.name(), node.address);
-    let layer_lines = (state.layer_count() as u16 + 2).clamp(3, area.height / 3);
+    let layer_lines = (state.layer_count() as u16 + 2).clamp(3, (area.height / 3).max(3));
     if area.height < HEIGHT_LARGE || area.width < WIDTH_LARGE {
         let parts = [Constraint::Fill(1), Constraint::Length(area.height / 5), Constraint::Length(layer_lines)];
         let [above, middle, below] = Layout::vertical(parts).areas(area);

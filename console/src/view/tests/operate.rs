@@ -85,6 +85,16 @@ fn include_dialog_shows_the_reason_of_the_exclusion() {
 }
 
 #[test]
+fn include_dialog_calls_a_cordoned_node_cordoned() {
+    let mut story = cluster();
+    let mut exclusions = Exclusions::default();
+    exclusions.cordon(&name(1), &address(1), "fan", "me@here");
+    story.report(0, NodeReport { exclusions, ..running(0, NodeState::Ready, false) });
+    let first = &words(&story.state, &Dialog::plain(Question::In { node: 1 })).paragraphs[0].text;
+    assert!(first.starts_with("pi1 is cordoned: fan (by me@here)."), "{first}");
+}
+
+#[test]
 fn assign_dialog_shows_the_effect_on_running_requests() {
     check_all("ask-assign", asked('r'));
     let mut story = Story::begin();

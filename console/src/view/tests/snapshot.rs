@@ -4,7 +4,7 @@ use std::{fs, path::PathBuf, time::Duration};
 
 use common::{
     fault::{Fault, FaultKind},
-    units::Celsius,
+    units::{Celsius, Nanoseconds},
 };
 use ratatui::{Terminal, backend::TestBackend, buffer::Buffer};
 use telemetry::{Health, NodeState, health::ThrottleBits};
@@ -101,6 +101,21 @@ fn text_and_all_reduces_stream() {
 #[test]
 fn generation_is_finished() {
     check("finished", Story::finished());
+}
+
+#[test]
+fn header_shows_the_current_network_share_after_a_request() {
+    let mut story = Story::finished();
+    for node in 0..NODES {
+        let mut report = crate::fixtures::running(node, NodeState::Serving, true);
+        report.layers.iter_mut().for_each(|sync| (sync.compute, sync.wait) = (sync.wire, Nanoseconds(0)));
+        story.report(node, report);
+    }
+    // A report between two steps has no times.
+    story.all_report(NodeState::Serving, false);
+    let drawn = as_text(&picture(&mut story, 120, 40));
+    assert!(drawn.lines().nth(1).is_some_and(|figures| figures.contains("network 50 %")), "{drawn}");
+    assert_eq!(story.state.generation.request.network_fraction(), Some(0.4), "the request keeps its share");
 }
 
 #[test]
