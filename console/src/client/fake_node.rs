@@ -131,9 +131,10 @@ impl FakeNode {
     /// Waits until it receives a request of the second kind after one of the first kind.
     pub(crate) async fn await_asked_after(&self, first: &'static str, then: &'static str) {
         let mut asked = self.state.asked.subscribe();
-        let is_after =
-            |asked: &Vec<&'static str>| asked.iter().skip_while(|what| **what != first).any(|what| *what == then);
-        asked.wait_for(is_after).await.expect("the node runs");
+        asked
+            .wait_for(|asked| asked.iter().skip_while(|what| **what != first).any(|what| *what == then))
+            .await
+            .expect("the node runs");
     }
 
     /// Serves a topology from now on, with or without automatic recovery.

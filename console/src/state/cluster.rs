@@ -96,7 +96,7 @@ impl ClusterState {
     }
 
     /// The topologies of the groups of nodes. Of topologies with a common member, one that serves counts, then the one
-    /// of the highest epoch. Epochs alone do not tell: a failed assignment may have raised those of some nodes.
+    /// of the highest epoch. Epochs alone do not decide: a failed assignment may have raised those of some nodes.
     fn known(&self) -> Vec<KnownTopology<'_>> {
         // Of equal ones, the last counts.
         let mut all: Vec<KnownTopology<'_>> = self.nodes.iter().rev().filter_map(KnownTopology::of).collect();

@@ -157,7 +157,7 @@ impl Node {
         self.is_named(&member.name, &member.address)
     }
 
-    /// Whether it is the node with this name, which had this address. The address counts only until the node has told
+    /// Whether it is the node with this name, which had this address. The address counts only until the node has reported
     /// its name: two nodes may have swapped their addresses.
     pub fn is_named(&self, name: &str, address: &str) -> bool {
         self.name.as_ref().map_or(self.address == address || self.address == name, |own| own == name)

@@ -1,14 +1,14 @@
-//! A node drops a prepared shard if it hears nothing from whoever prepared it for the length of its lease. The members of a
-//! topology may load for very different times, so those that have loaded hear of it while the others still do.
+//! A node drops a prepared shard if the program that prepared it sends nothing for the length of the lease. The members of a
+//! topology may load for very different times, so those that have loaded get signs of life while the others still load.
 use std::{sync::Arc, time::Duration};
 
-use protocol::session::Session;
+use protocol::{message::RequestBody, session::Session};
 use tokio::{
     task::JoinSet,
     time::{Interval, MissedTickBehavior, interval},
 };
 
-use crate::assign::report;
+use crate::identify::REPORT;
 
 /// Time between two signs of life: several of them in the usual lease of a minute.
 const SIGN: Duration = Duration::from_secs(5);
@@ -42,7 +42,11 @@ impl Leases {
         while self.asked.try_join_next().is_some() {}
         for session in &self.sessions {
             let session = Arc::clone(session);
-            self.asked.spawn(async move { drop(report(&session).await) });
+            self.asked.spawn(async move {
+                if let Ok(mut reply) = session.ask(RequestBody::Report).await {
+                    drop(reply.next("a report", REPORT).await);
+                }
+            });
         }
     }
 }

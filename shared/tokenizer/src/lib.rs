@@ -59,7 +59,7 @@ const END_TEXTS: &[&str] = &[
     "<|tool_response>",
     "_<EOT>",
     "[e~[",
-    // Fill-in-the-middle: padding, and what begins another repository or file.
+    // Fill-in-the-middle: padding, and the beginning of another repository or file.
     "<|fim_pad|>",
     "<fim-pad>",
     "<fim_pad>",

@@ -205,7 +205,7 @@ mod tests {
         let outcome = answered(steps).await;
         let object = outcome.object("r1", None);
         assert_eq!((&object["reasoning"], &object["text"]), (&json!("Hm"), &json!("4")));
-        // Two tokens, with the pause between them; less by what delays the reader of the first one.
+        // Two tokens, with the pause between them; less by any delay of the reader of the first one.
         assert!(outcome.times.tpot_ms() > 200.0, "{:?}", outcome.times);
     }
 

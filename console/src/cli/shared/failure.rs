@@ -170,7 +170,7 @@ impl Failure {
         ExitCode::from(self.code())
     }
 
-    /// Like [`Self::report`] with `json`, for a command whose result says more than its failure: the result is the
+    /// Like [`Self::report`] with `json`, for a command whose result contains more than its failure: the result is the
     /// object, with the failure as its `error`. Returns the exit code.
     pub(crate) fn report_in(&self, result: Value) -> u8 {
         output::line(&self.added_to(result).to_string());

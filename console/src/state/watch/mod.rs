@@ -26,7 +26,7 @@ const FINDINGS_MAX: usize = 32;
 /// Whether an operator, or a vote, keeps requests away from a node, as last observed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum SeenMark {
-    /// No report has told yet.
+    /// No report has it yet.
     #[default]
     Unknown,
     Included,
@@ -142,10 +142,10 @@ fn link(state: &mut State, place: usize, seen: &mut SeenNode) {
     }
 }
 
-/// Reports exclusions and cordons, and their ends. What the first reports tell is no news: it may be days old.
+/// Reports exclusions and cordons, and their ends. Those in the first reports are no news: they may be days old.
 fn mark(state: &mut State, place: usize, seen: &mut SeenNode) {
     let node = &state.cluster.nodes[place];
-    // The others tell it about a node that does not answer.
+    // For a node that does not answer, the reports of the others have it.
     let reporters = if node.is_open() { std::slice::from_ref(node) } else { state.cluster.nodes.as_slice() };
     if reporters.iter().all(|node| node.report.is_none()) {
         return;

@@ -262,7 +262,6 @@ mod tests {
     use std::{
         io::Write,
         net::{TcpListener, TcpStream},
-        thread,
     };
 
     use protocol::{frame::HEADER_BYTES, seal::Seals};
@@ -308,25 +307,6 @@ mod tests {
             assert!(got - before <= 17, "{} frames at once", got - before);
         }
         assert!(got == 200 && !sender.is_sending());
-    }
-
-    #[test]
-    fn sender_waits_visibly_for_a_receiver_and_gives_up_one_that_accepts_nothing() {
-        let (mut sender, receiver, _) = pair();
-        let abort = Arc::clone(&sender.abort);
-        let watching = thread::spawn(move || {
-            let until = Instant::now() + Duration::from_secs(20);
-            while !abort.is_waiting() && Instant::now() < until {
-                thread::sleep(Duration::from_millis(1));
-            }
-            abort.is_waiting()
-        });
-        for number in 0..2000 {
-            let _bytes = sender.send(MemberIndex(5), 7, number, |out| out.resize(out.len() + 65_536, 0));
-        }
-        assert!(watching.join().expect("it does not panic"), "a wait for another rank is no stall");
-        assert!(!sender.has(MemberIndex(5)) && !sender.abort.is_waiting());
-        drop(receiver);
     }
 
     #[test]

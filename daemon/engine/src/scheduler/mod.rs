@@ -410,9 +410,7 @@ impl Scheduler {
                 begins.iter().for_each(|begin| self.states.touch(begin.0));
                 self.begin_awaiting((key, source), slot, &mut table, prompt_length, opening)
             } else {
-                if let Some((number, _)) = begins {
-                    self.states.restore(number, slot);
-                }
+                begins.iter().for_each(|begin| self.states.restore(begin.0, slot));
                 (table.cached, Phase::Opening(opening))
             };
             self.opened += 1;

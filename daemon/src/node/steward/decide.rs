@@ -102,7 +102,6 @@ pub fn decide(own: MemberIndex, base: &Committed, views: &[View], rules: &Rules<
     };
     let missing =
         |index: &usize| views[*index].standing.is_none() || out(*index).is_some() || failing(*index).is_some();
-    let name = |index: usize| base.topology.members[index].name.as_str();
     let is_accepted = standings().any(|standing| standing.accepted);
     // A member that holds nothing and has seen a later epoch was voted out: that vote took place while this node was
     // cut off.
@@ -124,7 +123,7 @@ pub fn decide(own: MemberIndex, base: &Committed, views: &[View], rules: &Rules<
     // A member that is away but not overdue may come back soon: until then no member is excluded.
     let mut members = unit.clone().chain(0..views.len());
     if let Some(patient) = members.find(|index| missing(index) && reason(*index).is_none()) {
-        return Decision::Wait(format!("waits for {}", name(patient)));
+        return Decision::Wait(format!("waits for {}", base.topology.members[patient].name));
     }
     // A lost member is voted out even while other replicas serve: they keep serving, and the rest of this replica can
     // serve again.

@@ -1,6 +1,7 @@
 //! All-reduces over loopback sockets compared with a plain sum, and over links that close, stall, dribble or send wrong
 //! frames.
 mod arrivals;
+mod room;
 mod sealed;
 
 use std::{
