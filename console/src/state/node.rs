@@ -212,7 +212,8 @@ impl Node {
             Link::Open => true,
             Link::Lost { was_open, .. } => was_open,
         };
-        self.is_interrupted |= self.report.as_ref().is_some_and(|report| report.state.serves());
+        self.is_interrupted |=
+            self.report.as_ref().is_some_and(|report| report.state.serves() || report.state == NodeState::Draining);
         self.link = Link::Lost { fault, was_open };
         self.load = None;
     }
@@ -230,12 +231,14 @@ impl Node {
             self.layers_at = None;
             self.latest_share = (0.0, 0.0);
         }
+        let served = self.report.as_ref().is_some_and(|before| before.state.serves());
         match report.state {
-            NodeState::Faulted => self.is_interrupted = true,
             state if state.serves() => self.is_interrupted = false,
-            // It has nothing to recover.
-            NodeState::Idle if report.expected.is_none() => self.is_interrupted = false,
-            _ => {}
+            // Without an expected topology, it has nothing to recover.
+            NodeState::Idle => self.is_interrupted = report.expected.is_some(),
+            NodeState::Faulted | NodeState::Draining => self.is_interrupted = true,
+            // The next topology takes the place of one that served until now.
+            _ => self.is_interrupted |= served,
         }
         self.window.record(now, &report);
         self.history.record(now, &report);

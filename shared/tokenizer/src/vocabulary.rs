@@ -131,10 +131,11 @@ impl Vocabulary {
             eos: id("tokenizer.ggml.eos_token_id")?.or(usual(2)),
             eot: id("tokenizer.ggml.eot_token_id")?,
             eom: id("tokenizer.ggml.eom_token_id")?,
+            // These are optional: one beyond the vocabulary is no reason to refuse the file.
             fim_ends: [
-                id("tokenizer.ggml.fim_pad_token_id")?,
-                id("tokenizer.ggml.fim_rep_token_id")?,
-                id("tokenizer.ggml.fim_sep_token_id")?,
+                id("tokenizer.ggml.fim_pad_token_id").ok().flatten(),
+                id("tokenizer.ggml.fim_rep_token_id").ok().flatten(),
+                id("tokenizer.ggml.fim_sep_token_id").ok().flatten(),
             ],
             unknown: id("tokenizer.ggml.unknown_token_id")?.or(usual(0)),
             add_bos: match rule {

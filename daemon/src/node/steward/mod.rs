@@ -21,7 +21,10 @@ mod view;
 
 use std::{collections::BTreeMap, time::Duration};
 
-use common::{fault::Fault, ids::MemberIndex};
+use common::{
+    fault::Fault,
+    ids::{Epoch, MemberIndex, TopologyHash},
+};
 use protocol::{
     message::{RequestBody, ResponseBody},
     recovery::{Committed, RecoveryAnswer, RecoveryAsk, Standing},
@@ -149,6 +152,8 @@ pub struct Steward {
     /// For each member that could not load its shard, since when.
     failing: BTreeMap<String, Failing>,
     left_out: Option<LeftOut>,
+    /// The decision that was dropped last because an operator assigned a topology.
+    dropped: Option<(Epoch, TopologyHash)>,
     /// The latest decision, and since when it has been the same.
     decided: Option<(Decision, Duration)>,
     /// The last message about a topology that does not run.
@@ -198,6 +203,7 @@ impl Steward {
             absences: BTreeMap::new(),
             failing: BTreeMap::new(),
             left_out: None,
+            dropped: None,
             decided: None,
             said: String::new(),
             next: Duration::ZERO,

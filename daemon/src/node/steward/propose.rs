@@ -9,7 +9,7 @@ use protocol::{
     message::{Prepare, Previous, RequestBody, ResponseBody},
     recovery::{Ballot, Committed, RecoveryAnswer, RecoveryAsk, Vote, VoteReply},
 };
-use topology::Topology;
+use topology::{Member, Topology};
 
 use super::{
     ANSWER, Doing, Question, Reply, Steward, StewardAsk, View,
@@ -36,10 +36,10 @@ pub(super) struct Proposal {
 }
 
 impl Proposal {
-    /// Whether a member that was to return is lost again, or hangs: the end of the topology that serves without it
-    /// would not help.
-    fn has_lost_again(&self, name: &str, kind: &FaultKind) -> bool {
-        let TopologyChange::Return { joins, .. } = &self.change else { return false };
+    /// Whether a member is lost again that the next topology adds, or hangs: the end of the topology that serves without it
+    /// would not help. A member that returns at another address than the decision has, which an earlier vote may have made,
+    /// needs another vote, and a slow member is not kept for the sake of a lost one.
+    fn has_lost_again(&self, added: &Member, kind: &FaultKind) -> bool {
         let is_lost = matches!(
             kind,
             FaultKind::SessionLost { .. }
@@ -47,7 +47,16 @@ impl Proposal {
                 | FaultKind::Timeout { .. }
                 | FaultKind::Draining
         );
-        is_lost && joins.iter().any(|one| one.name == name)
+        is_lost
+            && match &self.change {
+                TopologyChange::Return { joins, .. } => {
+                    joins.iter().any(|one| one.name == added.name && one.address == added.address)
+                }
+                TopologyChange::Shares(_) | TopologyChange::Leave { .. } | TopologyChange::Again { .. } => {
+                    !self.base.topology.members.iter().any(|one| one.name == added.name)
+                }
+                TopologyChange::On { .. } => false,
+            }
     }
 
     /// Whether the plan with the returned members equals the running topology.
@@ -438,16 +447,25 @@ impl Steward {
             (Loading::Prepare | Loading::Commit, Err(fault)) => Err(fault),
         };
         if let Err(fault) = answer {
-            let is_operators = matches!(fault.kind, FaultKind::Superseded { .. } | FaultKind::PrepareOpen { .. });
+            // If the same decision is superseded again, an operator's assignment that failed has left a later epoch on some
+            // members. They learn the decision only as after a loss.
+            let is_operators = match fault.kind {
+                FaultKind::PrepareOpen { .. } => true,
+                FaultKind::Superseded { .. } => self.dropped.replace(next.name()) != Some(next.name()),
+                _ => false,
+            };
             if !is_operators {
                 self.hold_back_joins(&propose.proposal.base, &next);
             }
-            let name = &next.topology.members[place].name;
+            let member = &next.topology.members[place];
             if stage == Loading::Prepare && is_operators {
                 tracing::warn!("an operator assigns a topology, so the next one is dropped: {fault}");
                 propose.result = Err(fault);
-            } else if stage == Loading::Prepare && propose.proposal.has_lost_again(name, &fault.kind) {
-                tracing::warn!("{name} was lost while it loaded, so the current topology still serves: {fault}");
+            } else if stage == Loading::Prepare && propose.proposal.has_lost_again(member, &fault.kind) {
+                tracing::warn!(
+                    "{} was lost while it loaded, so the current topology still serves: {fault}",
+                    member.name
+                );
                 propose.result = Err(fault);
             } else {
                 tracing::warn!(

@@ -241,6 +241,19 @@ fn vote_without_a_majority_does_not_keep_members_out() {
     assert_eq!(seen, expected, "only the members of the decision learn it");
 }
 
+/// The next plan after the pause that follows a failed attempt.
+fn planned_again(steward: &mut Steward, all: &[View]) -> Question {
+    let own = all[0].standing.clone().expect("it answers");
+    let plan = (15..90).map(Duration::from_secs).find_map(|now| {
+        let asks = steward.look(now, own.clone());
+        match tell(steward, now, &asks, all)[..] {
+            [StewardAsk::Plan { question, .. }] => Some(question),
+            _ => None,
+        }
+    });
+    plan.expect("it tries again")
+}
+
 #[test]
 fn decision_whose_prepare_fails_is_learned_unless_an_operator_assigns() {
     let operator = FaultKind::Superseded { epoch: Epoch(7), by: "a console".into() };
@@ -252,6 +265,13 @@ fn decision_whose_prepare_fails_is_learned_unless_an_operator_assigns() {
         let kinds: Vec<&str> = seen.iter().map(|(kind, _)| *kind).collect();
         assert_eq!(kinds[..5], ["vote", "vote", "exclude", "prepare", "abort"]);
         assert_eq!((kinds.last(), first.is_busy()), (Some(&last), false));
+        // Superseded again, the decision meets an epoch that an assignment has left behind.
+        if last == "abort" {
+            let plan = planned_again(&mut first, &all);
+            let votes = voting(&mut first, plan, held.desired());
+            let seen = followed(&mut first, votes, (None, held.epoch), |_| answer.clone());
+            assert_eq!(seen.last().map(|(kind, _)| *kind), Some("learn"));
+        }
     }
 }
 
