@@ -370,12 +370,14 @@ mod tests {
         for node in 0..3 {
             reports(&mut story, node, &first, 4, NodeState::Ready);
         }
+        story.report(3, idle(3));
         reports(&mut story, 3, &second, 5, NodeState::Loading);
         assert_eq!(story.state.cluster.topology(), Some((&first, Epoch(4))));
         assert!(story.state.cluster.is_ready());
         assert_eq!(story.state.cluster.groups(), [&first, &second]);
-        // It does not disappear when it breaks, nor while it recovers: a prompt would go to the other model.
-        for state in [NodeState::Ready, NodeState::Faulted, NodeState::Loading] {
+        // It does not disappear when it breaks or is replaced, nor while it recovers: a prompt would go to the other model.
+        let broken = [NodeState::Ready, NodeState::Faulted, NodeState::Loading];
+        for state in broken.into_iter().chain([NodeState::Ready, NodeState::Connecting]) {
             reports(&mut story, 3, &second, 5, state);
             assert_eq!(story.state.cluster.topology(), Some((&second, Epoch(5))), "{state:?}");
             assert_eq!(story.state.cluster.is_ready(), state == NodeState::Ready);
