@@ -171,9 +171,6 @@ impl Shapes {
         self.add("hunyuan-dense", [&[], &[]], &[]);
         let rotated = |count| [number("rope.dimension_count", count)];
         self.add("glm4", [&rotated(16), &rotated(32)], &["output.weight", "ffn_up.weight"]);
-        let with_vision = [[4, 2, 2, 0], [4, 6, 6, 0]].map(sections);
-        let with_vision = [[&rotated(16)[..], &with_vision[0]].concat(), [&rotated(32)[..], &with_vision[1]].concat()];
-        self.add("glm4+sections", with_vision.each_ref().map(Vec::as_slice), &["output.weight", "ffn_up.weight"]);
     }
 
     fn scaled(&mut self) {

@@ -17,3 +17,12 @@ fn every_known_model_has_the_keys_of_its_family() {
         assert!(has_network, "{} has no network of {columns} columns", model.name);
     }
 }
+
+#[test]
+fn glm4_with_sections_of_its_rotation_is_rotated_in_halves() {
+    let model = MODELS.iter().find(|model| model.architecture == "glm4").expect("the table has one");
+    let with_vision =
+        KnownModel { further: &[("rope.dimension_sections", FurtherValue::List(&[8, 12, 12, 0]))], ..*model };
+    let rotations = [*model, with_vision].map(|model| model.spec().ropes[0].rotation);
+    assert_eq!(rotations, [crate::rotation::Rotation::Neighbours, crate::rotation::Rotation::Halves]);
+}
