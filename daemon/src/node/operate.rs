@@ -97,8 +97,10 @@ impl Node {
 
     fn check_entries(&self, members: &[Member], stays: impl Fn(&Exclusion) -> bool) -> Result<(), FaultKind> {
         // A member may have several entries: that of an operator by its address, that of nodes by its name.
-        let is_member = |node: &str| members.iter().any(|member| node == member.name || node == member.address);
-        let mut entries = self.exclusions.out().filter(|entry| is_member(&entry.node));
+        let mut entries = self
+            .exclusions
+            .out()
+            .filter(|entry| members.iter().any(|member| entry.node == member.name || entry.node == member.address));
         match entries.find(|entry| !stays(entry) && !is_planted(Planted::ExcludedServes)) {
             Some(entry) => Err(FaultKind::Excluded {
                 member: entry.node.clone(),
