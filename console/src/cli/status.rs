@@ -157,8 +157,7 @@ fn lines(answers: &[NodeAnswer], exclusions: &Exclusions, cordoned: &[&str], pap
         };
         let out = entry.map(|entry| {
             // The topology of a silent node may be unknown.
-            let is_cordoned = entry.is_cordon || cordoned.contains(&answer.name.as_str());
-            if is_cordoned { "cordoned" } else { "excluded" }
+            if cordoned.contains(&answer.name.as_str()) { "cordoned" } else { entry.word() }
         });
         let mut below = Vec::new();
         if let Ok(report) = &answer.report

@@ -229,18 +229,15 @@ impl ClusterState {
         (self.assignment, self.has_outlived_failure) = (AssignmentStatus::Failed(fault), false);
     }
 
-    /// Notes whether a topology serves after an assignment has failed.
+    /// Forgets an assignment that has failed when a topology breaks that has served since: the break has another reason.
     pub fn observe_failure(&mut self) {
-        let has_failed = matches!(self.assignment, AssignmentStatus::Failed(_));
-        self.has_outlived_failure = has_failed && (self.has_outlived_failure || self.is_ready());
-    }
-
-    /// Why nothing serves: the fault of the last assignment. `None` if a topology has served since: if it broke, it has
-    /// another reason.
-    pub fn refusal(&self) -> Option<&Fault> {
-        match &self.assignment {
-            AssignmentStatus::Failed(fault) if !self.has_outlived_failure && !self.is_ready() => Some(fault),
-            _ => None,
+        if !matches!(self.assignment, AssignmentStatus::Failed(_)) {
+            return;
+        }
+        if self.is_ready() {
+            self.has_outlived_failure = true;
+        } else if self.has_outlived_failure {
+            self.assignment = AssignmentStatus::Nothing;
         }
     }
 

@@ -48,14 +48,12 @@ pub fn status(state: &State) -> ClusterStatus<'_> {
     if state.cluster.nodes.is_empty() {
         return ClusterStatus::Empty;
     }
-    if let Some(fault) = state.cluster.refusal() {
-        return ClusterStatus::Refused(fault);
-    }
     let absent =
         state.cluster.usable().into_iter().map(|place| &state.cluster.nodes[place]).find(|node| !node.is_open());
     match (&state.cluster.assignment, absent) {
         (AssignmentStatus::Loading, _) => return ClusterStatus::Loading(loaded(state)),
         (AssignmentStatus::Committing, _) => return ClusterStatus::Committing,
+        (AssignmentStatus::Failed(fault), _) if !state.cluster.is_ready() => return ClusterStatus::Refused(fault),
         (AssignmentStatus::WaitsForNodes, Some(node)) => return ClusterStatus::WaitsFor(node),
         (AssignmentStatus::Nothing | AssignmentStatus::Running { .. }, _)
         | (AssignmentStatus::WaitsForNodes, None)

@@ -251,8 +251,8 @@ fn take_in(state: &State, node: usize) -> (String, Vec<Paragraph>) {
     let known = state.cluster.nodes.get(node);
     let entry = known.and_then(|node| state.cluster.exclusion(node));
     let because = entry.map_or_else(String::new, |entry| {
-        let marked = if entry.is_cordon { "cordoned" } else { "excluded" };
-        format!("{who} is {marked}: {} (by {}).", entry.reason.as_deref().unwrap_or_default(), entry.by)
+        let reason = entry.reason.as_deref().unwrap_or_default();
+        format!("{who} is {}: {reason} (by {}).", entry.word(), entry.by)
     });
     let then = if known.is_some_and(|node| state.cluster.is_cordoned(node)) {
         "It still holds its shard: its replica takes requests again at once.".to_owned()

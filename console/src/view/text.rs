@@ -107,9 +107,7 @@ pub(super) fn situation(state: &State, theme: &Theme, width: usize) -> Vec<Line<
         return Vec::new();
     }
     let mut lines = Vec::new();
-    if let AssignmentStatus::Failed(fault) = &state.cluster.assignment
-        && (state.cluster.is_ready() || state.cluster.refusal().is_some())
-    {
+    if let AssignmentStatus::Failed(fault) = &state.cluster.assignment {
         lines.extend(paragraph(&clean_line(&format!("Not assigned: {fault}")), "", theme.bad, width));
     }
     lines.extend(paragraph(&clean_line(&hint(state)), "", theme.dim, width));

@@ -174,12 +174,11 @@ impl Tokenizer {
         };
         let kinds = vocabulary.kinds;
         let of_kinds = |wanted: &'static [Kind]| (0..length as u32).filter(|&id| wanted.contains(&kinds[id as usize]));
-        let [padding, repository, separator] = vocabulary.fim_ends;
-        let named = [vocabulary.eos, vocabulary.eot, vocabulary.eom, padding, repository, separator];
+        let named = [vocabulary.eos, vocabulary.eot, vocabulary.eom].into_iter().chain(vocabulary.fim_ends);
         let text = |id: u32| tokens.get(id as usize).unwrap_or_default();
         let by_text = of_kinds(&[Kind::Control, Kind::UserDefined])
             .filter(|&id| END_TEXTS.iter().any(|end| end.as_bytes() == text(id)));
-        let mut ends: Vec<u32> = named.into_iter().flatten().chain(by_text).collect();
+        let mut ends: Vec<u32> = named.flatten().chain(by_text).collect();
         for (end, others) in NO_END_BESIDE {
             if others.iter().all(|other| ends.iter().any(|id| text(*id) == other.as_bytes())) {
                 ends.retain(|id| text(*id) != end.as_bytes());

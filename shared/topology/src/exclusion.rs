@@ -35,6 +35,11 @@ impl Exclusion {
         self.reason.is_some()
     }
 
+    /// What the node is by this entry, in a word.
+    pub fn word(&self) -> &'static str {
+        if self.is_cordon { "cordoned" } else { "excluded" }
+    }
+
     fn is_within_bounds(&self) -> bool {
         let is_line = |text: &str, most| !text.is_empty() && text.len() <= most && !text.chars().any(char::is_control);
         is_line(&self.node, NAME_LENGTH_MAX.max(ADDRESS_LENGTH_MAX))

@@ -3,7 +3,8 @@
 //! compute, with consoles. Each event is checked; a failing history is shrunk and told. Links are TCP: nothing is doubled
 //! or reordered within one; frames lost with their connection, late packets of an old one and its successor stand in.
 //! Not run: sockets and keys, text and forward pass, KV copies between groups and disks, benches, unloading, speculation,
-//! stragglers. Wall clocks are in no pure part; a clock that jumps is the one that events carry.
+//! stragglers, signs of life to nodes that have loaded while others load. Wall clocks are in no pure part; a clock that
+//! jumps is the one that events carry.
 mod compute;
 mod coverage;
 mod disk;

@@ -89,8 +89,7 @@ fn lines(address: &str, report: &NodeReport, out: Option<&Exclusion>) -> Vec<Str
     }
     rows.push(("requests", format!("{} now, {} tokens since the node started", report.requests, report.tokens)));
     if let Some(entry) = out {
-        let name = if entry.is_cordon { "cordoned" } else { "excluded" };
-        rows.push((name, format!("{} ({})", entry.reason.as_deref().unwrap_or_default(), entry.by)));
+        rows.push((entry.word(), format!("{} ({})", entry.reason.as_deref().unwrap_or_default(), entry.by)));
     }
     if let Some(fault) = &report.fault {
         rows.push(("fault", format!("{fault}; {}", fault.next())));

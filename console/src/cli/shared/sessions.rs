@@ -28,7 +28,8 @@ pub(crate) async fn open_included(nodes: &[String]) -> Result<(Vec<Arc<Session>>
     let mut out = Vec::new();
     for entry in cluster.out() {
         let (node, by) = (output::clean(&entry.node), output::clean(&entry.by));
-        output::note(&format!("{node} is excluded: {} ({by})", output::clean(entry.reason.as_deref().unwrap_or(""))));
+        let reason = output::clean(entry.reason.as_deref().unwrap_or(""));
+        output::note(&format!("{node} is {}: {reason} ({by})", entry.word()));
         out.push(node);
     }
     Ok((cluster.usable()?, out))
