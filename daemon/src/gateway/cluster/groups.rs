@@ -1,6 +1,7 @@
 //! The groups of nodes that serve models, as their reports describe them: each group holds one topology, and no node is in
 //! two groups. Pure: the time is an argument.
 use std::{
+    cmp::Ordering,
     collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
@@ -19,6 +20,9 @@ use crate::gateway::route::Replica;
 /// A topology that served within this time is expected back: restarted nodes restore it by themselves.
 pub(super) const LATELY: Duration = Duration::from_secs(60);
 
+/// A topology that never served and that no node has reported for this time is an assignment that was given up.
+pub(super) const GIVEN_UP: Duration = Duration::from_secs(5);
+
 /// Number of replaced models that a group remembers.
 const BEFORE_MAX: usize = 4;
 
@@ -33,6 +37,8 @@ pub struct Group {
     pub topology: Arc<Topology>,
     /// When the gateway first saw it, in seconds since 1970.
     pub since: u64,
+    /// When a node last reported it, in any state.
+    reported: Instant,
     /// When a node last reported that it serves it.
     pub served: Option<Instant>,
     /// Models of the topologies that it replaced, and when these last served; the latest first.
@@ -89,15 +95,40 @@ impl Group {
         (replicas, cordons)
     }
 
-    /// A group that was not seen before, at `since` seconds since 1970.
-    pub fn new(epoch: Epoch, topology: Topology, since: u64) -> Self {
+    /// A group that was not seen before, first reported at `now`, or `since` seconds since 1970.
+    pub fn new(epoch: Epoch, topology: Topology, now: Instant, since: u64) -> Self {
         let (hash, topology) = (topology.hash(), Arc::new(topology));
-        Self { epoch, hash, topology, since, served: None, before: Vec::new(), used: None, windows: BTreeMap::new() }
+        let (before, windows) = (Vec::new(), BTreeMap::new());
+        Self { epoch, hash, topology, since, reported: now, served: None, before, used: None, windows }
     }
 
     /// Whether it served a short time ago: then waiting for a restarting node is worthwhile.
     pub fn has_served_lately(&self, now: Instant) -> bool {
         self.served.is_some_and(|served| now.saturating_duration_since(served) < LATELY)
+    }
+
+    /// Whether the node that reports is one of its members.
+    fn has(&self, report: &NodeReport) -> bool {
+        let place = report.topology.as_ref().and_then(|(topology, _, index)| topology.members.get(index.index()));
+        self.topology
+            .members
+            .iter()
+            .any(|member| member.name == report.name || place.is_some_and(|place| place.address == member.address))
+    }
+
+    /// Whether it stays although the report names a later or equal topology for some of its nodes.
+    fn outlasts(&self, report: &NodeReport, now: Instant) -> bool {
+        if matches!(report.state, NodeState::Ready | NodeState::Serving | NodeState::Draining) {
+            return report.epoch < self.epoch;
+        }
+        match report.epoch.cmp(&self.epoch) {
+            // If it never served, its nodes may have failed to load it: they bring their previous topology back.
+            Ordering::Less => self.served.is_some() || now.saturating_duration_since(self.reported) < GIVEN_UP,
+            // An assignment that was given up: its nodes have seen its epoch.
+            Ordering::Equal => self.served.is_some(),
+            // A node that joins loads its part first, while the others still serve.
+            Ordering::Greater => self.has_served_lately(now) && !self.has(report),
+        }
     }
 
     /// Whether the other topology takes nodes of this group: then only one of them can run. Names alone decide only if
@@ -122,7 +153,7 @@ impl Groups {
         if is_planted(Planted::ForgetsExpected) {
             return;
         }
-        self.0.push(Group { served: Some(now), ..Group::new(epoch, topology, since) });
+        self.0.push(Group { served: Some(now), ..Group::new(epoch, topology, now, since) });
     }
 
     /// Processes a report. A later topology replaces those whose nodes it takes; `since` is the time in seconds since 1970.
@@ -135,14 +166,9 @@ impl Groups {
         let Some(topology) = topology.filter(|topology| topology.check().is_ok()) else { return };
         let hash = topology.hash();
         let serves = matches!(report.state, NodeState::Ready | NodeState::Serving);
-        let holds = serves || report.state == NodeState::Draining;
         if self.0.iter().all(|group| group.hash != hash) {
             let replaced = || self.0.iter().filter(|group| group.shares_nodes(topology, now));
-            // A group that never served may be an assignment that was given up: its nodes have seen its epoch, and bring
-            // their previous topology back.
-            if replaced().any(|group| {
-                report.epoch < group.epoch || (!holds && report.epoch == group.epoch && group.served.is_some())
-            }) {
+            if replaced().any(|group| group.outlasts(report, now)) {
                 return;
             }
             let own = replaced().filter_map(|group| Some((group.topology.roots(), group.served?)));
@@ -153,11 +179,12 @@ impl Groups {
             let same = before.iter().filter(|(roots, _)| !roots.differs(&topology.roots()));
             let served = same.map(|(_, served)| *served).max();
             self.0.retain(|group| !group.shares_nodes(topology, now));
-            self.0.push(Group { served, before, ..Group::new(report.epoch, topology.clone(), since) });
+            self.0.push(Group { served, before, ..Group::new(report.epoch, topology.clone(), now, since) });
         }
         let Some(group) = self.0.iter_mut().find(|group| group.hash == hash) else { return };
         // It may have been found while its nodes were loading: they report its epoch only once it is on their disks.
         group.epoch = group.epoch.max(report.epoch);
+        group.reported = now;
         if serves {
             group.served = Some(now);
             if report.requests > 0 || group.used.is_none() {

@@ -3,7 +3,7 @@ use common::ids::{MemberIndex, ModelIdentity};
 use telemetry::NodeState;
 use topology::Layout;
 
-use super::*;
+use super::{groups::GIVEN_UP, *};
 use crate::node::tests::topology;
 
 const MODELS: [&str; 2] = ["one.gguf", "two.gguf"];
@@ -89,6 +89,32 @@ fn model_is_expected_back_in_another_topology_and_after_an_assignment_that_was_g
     assert_eq!(names(&groups), [("one.gguf".into(), 1)]);
     assert!(groups.0[0].has_served_lately(now + 3 * second));
     assert!(!groups.0[0].has_served_lately(now + LATELY + second), "not for ever");
+}
+
+#[test]
+fn joining_node_that_loads_does_not_replace_what_serves() {
+    let (mut groups, now) = (Groups::default(), Instant::now());
+    let (one, two) = (on(&[0, 2], 0), on(&[0, 1, 2], 1));
+    learn(&mut groups, &one, 4, NodeState::Serving, now);
+    groups.learn(&report(&two, 1, 5, NodeState::Prepared), now, 7);
+    assert_eq!(names(&groups), [("one.gguf".into(), 1)], "pi1 and pi3 still serve");
+    groups.learn(&report(&two, 2, 5, NodeState::Loading), now, 7);
+    assert_eq!(names(&groups), [("two.gguf".into(), 1)], "pi3 gave up its part for the other topology");
+}
+
+#[test]
+fn topology_comes_back_after_an_assignment_of_which_its_nodes_know_nothing() {
+    let (mut groups, now) = (Groups::default(), Instant::now());
+    let (one, two) = (on(&[0, 2], 0), on(&[0, 1, 2], 1));
+    learn(&mut groups, &one, 4, NodeState::Serving, now);
+    // pi1 loads another topology, and loses its power before the epoch of that one is on its disk.
+    groups.learn(&report(&two, 0, 5, NodeState::Loading), now, 7);
+    groups.learn(&report(&one, 1, 4, NodeState::Faulted), now, 7);
+    assert_eq!(names(&groups), [("two.gguf".into(), 1)], "it may still load");
+    let later = now + GIVEN_UP;
+    groups.learn(&report(&one, 1, 4, NodeState::Faulted), later, 7);
+    assert_eq!(names(&groups), [("one.gguf".into(), 1)]);
+    assert!(groups.0[0].has_served_lately(later), "requests wait for it");
 }
 
 #[test]
