@@ -2,9 +2,10 @@
 //! summation order of every result depends only on its lengths, never on batch size or threads.
 mod activations;
 mod attention;
-#[cfg(target_arch = "x86_64")]
+// The fuzz targets compute next to nothing, and instrumented vector kernels take a quarter of an hour to compile.
+#[cfg(all(target_arch = "x86_64", not(fuzzing)))]
 mod avx2;
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(fuzzing)))]
 mod avx512;
 #[cfg(test)]
 mod check;
@@ -17,17 +18,20 @@ mod check_scan;
 mod clock;
 mod compute;
 mod delta;
+#[cfg_attr(fuzzing, expect(dead_code, reason = "for vector kernels"))]
 mod grids;
 mod grouped;
 mod matmul;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod pack;
+#[cfg_attr(fuzzing, allow(unused, reason = "for vector kernels"))]
 mod panel;
 mod payload;
 mod pool;
 mod scalar;
 mod scan;
+#[cfg_attr(fuzzing, expect(dead_code, reason = "for vector kernels"))]
 pub mod values;
 
 use gguf::BlockFormat;
@@ -148,7 +152,7 @@ impl Kernels {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(fuzzing)))]
 fn detected() -> impl Iterator<Item = &'static Kernels> {
     avx2::detect().into_iter().chain(avx512::detect())
 }
@@ -158,7 +162,7 @@ fn detected() -> impl Iterator<Item = &'static Kernels> {
     neon::detect()
 }
 
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+#[cfg(any(all(target_arch = "x86_64", fuzzing), not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
 fn detected() -> impl Iterator<Item = &'static Kernels> {
     std::iter::empty()
 }
