@@ -1,5 +1,7 @@
 //! Checks the members that join a topology, before the vote on it: the decision could not be undone if one of them cannot
 //! load its shard, and it would replace a topology that an operator gave to one of them meanwhile.
+use std::iter;
+
 use common::fault::{Fault, FaultKind};
 use protocol::{
     message::ResponseBody,
@@ -13,6 +15,7 @@ use super::{
     change::TopologyChange,
     propose::{ProposalStage, Propose},
     reasons::{ends_by_itself, is_straggler},
+    view::exclusions,
 };
 
 impl Steward {
@@ -69,7 +72,10 @@ impl Steward {
             Err(fault) => return self.end_vote(&propose.proposal, Err(fault)),
         };
         let may_be_slow = matches!(propose.proposal.change, TopologyChange::Again { .. });
-        let out = standing.exclusions.of(&standing.name, "");
+        // A node that was away, or whose state is an older one, may hold entries that are replaced.
+        let members = propose.proposal.views.iter().filter_map(|view| view.standing.as_ref());
+        let list = exclusions(iter::once(&standing).chain(members));
+        let out = list.of(&standing.name, "");
         let may_join =
             out.is_none_or(|entry| entry.is_cordon || ends_by_itself(entry) || (may_be_slow && is_straggler(entry)));
         if standing.state != NodeState::Idle || standing.committed.is_some() || !may_join {

@@ -41,9 +41,21 @@ fn reduced() -> (Steward, Committed, Vec<View>) {
 fn attempt(
     steward: &mut Steward,
     now: Duration,
+    asks: Vec<StewardAsk>,
+    held: &Committed,
+    fault: &dyn Fn(&str, &RequestBody) -> Option<FaultKind>,
+) -> Vec<&'static str> {
+    attempt_with(steward, now, asks, held, fault, &|_| None)
+}
+
+/// As [`attempt`], with other answers to some questions.
+fn attempt_with(
+    steward: &mut Steward,
+    now: Duration,
     mut asks: Vec<StewardAsk>,
     held: &Committed,
     fault: &dyn Fn(&str, &RequestBody) -> Option<FaultKind>,
+    other: &dyn Fn(&RequestBody) -> Option<ResponseBody>,
 ) -> Vec<&'static str> {
     let mut kinds = Vec::new();
     while !asks.is_empty() && kinds.len() < 60 {
@@ -55,7 +67,12 @@ fn attempt(
                 StewardAsk::Node { question, address, body, .. } => {
                     kinds.push(kind(&body));
                     let fault = fault(&address, &body).map(|kind| Fault::new(&address, kind));
-                    (question, Reply::Node(fault.map_or_else(|| Ok(answer(&body, held.epoch)), Err)))
+                    (
+                        question,
+                        Reply::Node(
+                            fault.map_or_else(|| Ok(other(&body).unwrap_or_else(|| answer(&body, held.epoch))), Err),
+                        ),
+                    )
                 }
             };
             next.extend(steward.hear(now, question, reply));
@@ -152,6 +169,42 @@ fn member_lost_again_after_the_decision_is_left_out_at_once() {
         }
     });
     assert_eq!(planned, Some(3));
+}
+
+#[test]
+fn member_with_an_older_list_returns() {
+    let (mut first, held, mut all) = reduced();
+    let member = &held.desired().members[3];
+    let mut list = Exclusions::default();
+    list.say(
+        &member.name,
+        &member.address,
+        Some("cannot load its shard (repair, then include it): EIO"),
+        "pi1 (by itself)",
+    );
+    let older = list.clone();
+    list.say(&member.name, &member.address, None, "op@console");
+    list.say(&member.name, &member.address, Some("did not answer for 6 s"), "pi1 (by itself)");
+    for (index, view) in all.iter_mut().enumerate() {
+        let standing = view.standing.as_mut().expect("it answers");
+        standing.exclusions = if index == 3 { older.clone() } else { list.clone() };
+    }
+    let own = all[0].standing.clone().expect("it answers");
+    let back = all[3].standing.clone().expect("it answers");
+    let answers = |body: &RequestBody| match body {
+        RequestBody::Recovery(ask) if matches!(**ask, RecoveryAsk::Standing(_)) => {
+            Some(ResponseBody::Recovery(RecoveryAnswer::Standing(Box::new(back.clone()))))
+        }
+        _ => None,
+    };
+    let kinds = (1..12).find_map(|second| {
+        let now = Duration::from_secs(second);
+        let asks = first.look(now, own.clone());
+        let asks = tell(&mut first, now, &asks, &all);
+        let is_plan = matches!(&asks[..], [StewardAsk::Plan { .. }]);
+        is_plan.then(|| attempt_with(&mut first, now, asks, &held, &|_, _| None, &answers))
+    });
+    assert!(kinds.as_ref().is_some_and(|kinds| kinds.contains(&"commit")), "{kinds:?}");
 }
 
 #[test]
