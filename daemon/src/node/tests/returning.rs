@@ -45,17 +45,17 @@ fn attempt(
     held: &Committed,
     fault: &dyn Fn(&str, &RequestBody) -> Option<FaultKind>,
 ) -> Vec<&'static str> {
-    attempt_with(steward, now, asks, held, fault, &|_| None)
+    attempt_with(steward, now, asks, held, fault, &holds(None))
 }
 
-/// As [`attempt`], with other answers to some questions.
+/// As [`attempt`], with what the last member answers about itself.
 fn attempt_with(
     steward: &mut Steward,
     now: Duration,
     mut asks: Vec<StewardAsk>,
     held: &Committed,
     fault: &dyn Fn(&str, &RequestBody) -> Option<FaultKind>,
-    other: &dyn Fn(&RequestBody) -> Option<ResponseBody>,
+    joins: &ResponseBody,
 ) -> Vec<&'static str> {
     let mut kinds = Vec::new();
     while !asks.is_empty() && kinds.len() < 60 {
@@ -67,12 +67,7 @@ fn attempt_with(
                 StewardAsk::Node { question, address, body, .. } => {
                     kinds.push(kind(&body));
                     let fault = fault(&address, &body).map(|kind| Fault::new(&address, kind));
-                    (
-                        question,
-                        Reply::Node(
-                            fault.map_or_else(|| Ok(other(&body).unwrap_or_else(|| answer(&body, held.epoch))), Err),
-                        ),
-                    )
+                    (question, Reply::Node(fault.map_or_else(|| Ok(answer(&body, held.epoch, joins)), Err)))
                 }
             };
             next.extend(steward.hear(now, question, reply));
@@ -82,15 +77,15 @@ fn attempt_with(
     kinds
 }
 
-/// What a node answers that has seen this epoch.
-fn answer(body: &RequestBody, epoch: Epoch) -> ResponseBody {
+/// What a node answers that has seen this epoch; `joins` about itself.
+fn answer(body: &RequestBody, epoch: Epoch, joins: &ResponseBody) -> ResponseBody {
     match body {
         RequestBody::Recovery(ask) => match &**ask {
             RecoveryAsk::Vote(vote) if vote.next.is_none() => {
                 ResponseBody::Recovery(RecoveryAnswer::Vote(VoteReply::Promised { accepted: None, epoch }))
             }
             RecoveryAsk::Vote(_) => ResponseBody::Recovery(RecoveryAnswer::Vote(VoteReply::Accepted)),
-            RecoveryAsk::Standing(_) => holds(None),
+            RecoveryAsk::Standing(_) => joins.clone(),
             _ => ResponseBody::Recovery(RecoveryAnswer::Learned),
         },
         RequestBody::Exclude(_) => ResponseBody::Excluded,
@@ -191,18 +186,13 @@ fn member_with_an_older_list_returns() {
     }
     let own = all[0].standing.clone().expect("it answers");
     let back = all[3].standing.clone().expect("it answers");
-    let answers = |body: &RequestBody| match body {
-        RequestBody::Recovery(ask) if matches!(**ask, RecoveryAsk::Standing(_)) => {
-            Some(ResponseBody::Recovery(RecoveryAnswer::Standing(Box::new(back.clone()))))
-        }
-        _ => None,
-    };
+    let joins = ResponseBody::Recovery(RecoveryAnswer::Standing(Box::new(back)));
     let kinds = (1..12).find_map(|second| {
         let now = Duration::from_secs(second);
         let asks = first.look(now, own.clone());
         let asks = tell(&mut first, now, &asks, &all);
         let is_plan = matches!(&asks[..], [StewardAsk::Plan { .. }]);
-        is_plan.then(|| attempt_with(&mut first, now, asks, &held, &|_, _| None, &answers))
+        is_plan.then(|| attempt_with(&mut first, now, asks, &held, &|_, _| None, &joins))
     });
     assert!(kinds.as_ref().is_some_and(|kinds| kinds.contains(&"commit")), "{kinds:?}");
 }
